@@ -1,0 +1,32 @@
+/* filemap.h: files. Read-only maps, whole-file reads, and the one way to write a file so that a crash leaves either
+ * the old or the new bytes: temporary name in the same folder, fsync, rename, fsync of the folder. */
+#ifndef BASE_FILEMAP_H
+#define BASE_FILEMAP_H
+
+#include "base/buf.h"
+
+struct filemap {
+    const uint8_t *data; /* NULL for an empty file */
+    size_t size_bytes;
+    int fd;
+};
+
+/* Map a whole regular file read-only. MB_NOT_FOUND, MB_IO (directory, no permission, ...). */
+mb_status filemap_open(struct filemap *m, const char *path, mb_error *err);
+void filemap_close(struct filemap *m);
+/* Tell the kernel that [off, off+len) will not be read again (pages are dropped) / will be read soon. */
+void filemap_drop(const struct filemap *m, size_t off, size_t len);
+void filemap_prefetch(const struct filemap *m, size_t off, size_t len);
+
+/* Read a file of at most limit_bytes into b (appended). MB_TOO_LARGE names both sizes. */
+mb_status file_read(struct buf *b, const char *path, size_t limit_bytes, mb_error *err);
+/* Write atomically (see above), mode 0644. */
+mb_status file_write_atomic(const char *path, const void *data, size_t len, mb_error *err);
+bool file_exists(const char *path); /* regular file or link to one */
+bool dir_exists(const char *path);
+/* mkdir -p. */
+mb_status dir_make(const char *path, mb_error *err);
+/* "a/b" into out; MB_TOO_LARGE when it does not fit. */
+mb_status path_join(char *out, size_t cap, const char *a, const char *b, mb_error *err);
+
+#endif
