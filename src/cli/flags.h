@@ -1,0 +1,73 @@
+/* flags.h: the flags table. One row is the parser, --help, the completion, the environment name and the line in
+ * docs/flags.md. Every flag of spec/engine.md T1 and every variable of T2 has a row from the start: live, accepted with
+ * its effect stated, refused as "not in this version", or removed. The environment is read here, once, and nowhere else.
+ * Rules (CFG-001..007, design.md section 6): `--name value` and `--name=value`; an unknown flag gets one warning with the
+ * nearest known name and takes no value; precedence flag > environment > default; every value carries a given bit.
+ */
+#ifndef CLI_FLAGS_H
+#define CLI_FLAGS_H
+
+#include "base/status.h"
+
+enum flag_type { FLAG_BOOL = 0, FLAG_ONOFF, FLAG_INT, FLAG_NUMBER, FLAG_STRING, FLAG_CHOICE, FLAG_BYTES_GB, FLAG_BYTES_GIB };
+
+enum flag_state {
+    FLAG_LIVE = 0,
+    FLAG_NO_EFFECT,   /* accepted; changes nothing here, help and docs say why */
+    FLAG_NOT_YET,     /* refused: "not in this version", exit status 2 */
+    FLAG_REMOVED,     /* accepted with a warning or refused with the remedy, as the spec line says (text in `note`) */
+    FLAG_ENV_ONLY     /* no flag, only a variable */
+};
+
+enum flag_isolate { ISOLATE_BOTH = 0, ISOLATE_PARENT, ISOLATE_CHILD };
+
+/* Bit set of verbs. */
+enum command_bit {
+    CMD_SERVE = 1, CMD_GENERATE = 2, CMD_CONVERT = 4, CMD_GET = 8, CMD_SHOW_PROMPT = 16, CMD_DOCTOR = 32, CMD_PROVE = 64,
+    CMD_PERPLEXITY = 128, CMD_HELP = 256, CMD_MODEL = CMD_SERVE | CMD_GENERATE | CMD_SHOW_PROMPT | CMD_DOCTOR | CMD_PROVE |
+    CMD_PERPLEXITY
+};
+
+struct flag_row {
+    const char *name;            /* without dashes */
+    char letter;                 /* 0 = none */
+    const char *aliases;         /* "decode-concurrency" or NULL; several separated by spaces */
+    enum flag_type type;
+    size_t off;                  /* of a struct flag_value in struct flags */
+    const char *dflt;            /* as text, NULL = unset */
+    double min, max;             /* numbers */
+    const char *choices;         /* FLAG_CHOICE: "off config 4 8 f32 f16", prefix match marked by a trailing ':' */
+    const char *env;             /* "MLX_BUN_PAGED_KV" or NULL; several separated by spaces */
+    bool env_inverted;
+    unsigned commands;           /* command_bit set */
+    enum flag_state state;
+    enum flag_isolate isolate;
+    const char *unit;            /* "N", "GB", "DIR" for --help */
+    const char *help;            /* one line */
+    const char *note;            /* for docs/flags.md: mechanism restated, effect of ignored flags */
+    const char *spec;            /* "T1.05 CFG-053" */
+};
+
+struct flag_value {
+    bool given;                  /* by flag or environment */
+    bool from_env;
+    bool b;
+    int64_t i;
+    double d;
+    const char *s;               /* points into argv or the environment */
+};
+
+struct flags;                    /* flags_values.h: one struct flag_value a row, named like the flag */
+
+const struct flag_row *flag_rows(size_t *n);
+const struct flag_row *flag_row_find(const char *name); /* name or alias */
+
+/* Parse argv[first..argc) of a verb over the environment. Positionals go to positional[] (at most cap).
+ * MB_INVALID names the flag, the value and the range; MB_UNSUPPORTED for FLAG_NOT_YET rows. Warnings go to stderr. */
+mb_status flags_parse(struct flags *out, unsigned command, int argc, char **argv, int first, const char **positional,
+                      int cap, int *n_positional, mb_error *err);
+/* Print the help of one verb / the markdown of docs/flags.md to stdout. */
+void flags_print_help(unsigned command);
+void flags_print_docs(void);
+
+#endif

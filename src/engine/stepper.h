@@ -1,0 +1,40 @@
+/* stepper.h: what the scheduler drives: something that takes rows and returns draws. The model is one (model_stepper),
+ * the scripted engine of the tests another; both go through the same scheduler, filters and parsers.
+ */
+#ifndef ENGINE_STEPPER_H
+#define ENGINE_STEPPER_H
+
+#include "ops/row.h"
+
+struct stepper_info {
+    int32_t n_vocab, n_context;
+    int32_t m_max;               /* tokens of a batch */
+    int32_t n_rows_max;          /* rows of a batch */
+    bool async;                  /* one step stays in flight */
+    const struct kv_kind *kinds; /* borrowed; n_kinds 0: no state (scripted) */
+    int32_t n_kinds;
+    uint64_t identity;           /* weights, tier, KV format, numerics version, device class: root of cache keys */
+    const char *describe;        /* one line */
+};
+
+struct stepper {
+    void *ctx;
+    const struct stepper_info *(*info)(void *ctx);
+    /* Compute (or begin) one batch. results[i].draws is set by the caller. On failure no sequence has changed. */
+    mb_status (*submit)(void *ctx, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err);
+    mb_status (*collect)(void *ctx, mb_error *err);
+    mb_status (*pool_reserve)(void *ctx, size_t bytes, mb_error *err);
+    void (*page_copy)(void *ctx, int32_t i_kind, int32_t dst_page, int32_t src_page);
+    void (*pool_release)(void *ctx, size_t off, size_t bytes);
+    void (*page_read)(void *ctx, int32_t i_kind, int32_t page, void *dst);
+    void (*page_write)(void *ctx, int32_t i_kind, int32_t page, const void *src);
+    mb_status (*reserve_positions)(void *ctx, int32_t n, mb_error *err);
+    void (*step_stats)(void *ctx, uint64_t *n_barriers, uint64_t *barrier_ns);
+    void (*close)(void *ctx);    /* releases ctx */
+};
+
+struct model;
+/* Wrap a model (owned from now on: closed by stepper.close). */
+mb_status stepper_from_model(struct stepper *out, struct model *m, mb_error *err);
+
+#endif

@@ -1,0 +1,169 @@
+/* gen.h: the narrow waist. Every dialect (and the CLI, and the C API) compiles into a gen_request and renders
+ * gen_events; nothing below knows HTTP or a dialect's JSON, nothing above knows ids or rows.
+ *
+ *   gen_request  plain data, serialisable: messages and tools as JSON text, raw text, or ids; each value with a given bit
+ *      | gen_prepare (preparation worker: template, tokenise, grammar)                      prepare.c
+ *   gen_job      ids, spans, marks, filter state; one arena
+ *      | engine_submit
+ *   engine       draws ids -> filter: detokenise, split reasoning and tools, match stops    deliver.c
+ *   gen_event    in a bounded ring a request, read by one consumer                          ring.c
+ *
+ * A gen_engine is the engine with what the waist needs around it: tokenizer, templates, defaults, preparation workers.
+ * It is reached through struct engine_client, so that the engine may live in another process.
+ */
+#ifndef GEN_GEN_H
+#define GEN_GEN_H
+
+#include "base/buf.h"
+#include "engine/engine.h"
+#include "engine/sampler.h"
+
+enum gen_input { GEN_MESSAGES = 0, GEN_TEXT, GEN_IDS };
+enum given_bool { GIVEN_NONE = 0, GIVEN_FALSE, GIVEN_TRUE };
+
+/* Strings are borrowed until gen_start returns (it copies what it needs). */
+struct gen_request {
+    enum gen_input input;
+    const char *messages_json;       /* GEN_MESSAGES: array text; tool arguments as objects or strings */
+    const char *tools_json;          /* array text or NULL */
+    const char *template_kwargs_json; /* object text or NULL */
+    enum given_bool thinking;        /* after the precedence of API-132; GIVEN_NONE: the template's own */
+    enum given_bool continue_final;  /* continue the last assistant message instead of opening a new one */
+    struct str text;                 /* GEN_TEXT: raw prompt, tokenised with the tokenizer's BOS rule */
+    const int32_t *ids;              /* GEN_IDS */
+    int32_t n_ids;
+
+    struct sampler_values sampling;
+    struct { const struct logit_bias *p; int32_t n; } bias; /* any order, ids not yet checked against the vocabulary */
+    int64_t max_tokens;              /* < 0 = not given */
+    int32_t min_tokens;
+    bool ignore_eos;
+    const char *const *stops;        /* stop strings, not empty */
+    int32_t n_stops;
+    int32_t n_choices;               /* >= 1 */
+    bool logprobs;                   /* want each token's own */
+    int32_t n_top_logprobs;          /* 0 .. 11 */
+    bool hlg_given;
+    struct { bool enabled; float width, shoulder, toe, pivot_offset; } hlg;
+    const char *adapter;             /* "a", "a+b", "none" or NULL = default */
+    bool score;                      /* no generation: log-probabilities of the given ids */
+    bool raw_split;                  /* no reasoning or tool split (completions) */
+    const char *trace_id;
+    int64_t t_received_ns;
+};
+
+enum gen_event_type {
+    GEN_EV_START = 0,  /* prompt_tokens, cached_tokens */
+    GEN_EV_PROGRESS,   /* prefill: done, total */
+    GEN_EV_TEXT,       /* text piece of a choice: content or reasoning */
+    GEN_EV_TOOL,       /* one whole tool call: name, arguments JSON */
+    GEN_EV_TOKEN,      /* log-probability entry of one drawn token (only when asked for) */
+    GEN_EV_SCORE,      /* one scored position */
+    GEN_EV_END,        /* a choice ended: finish, counts */
+    GEN_EV_ERROR,      /* terminal: status and text */
+    GEN_EV_DONE        /* terminal: every choice has ended */
+};
+enum gen_channel { GEN_CONTENT = 0, GEN_REASONING };
+enum gen_finish { GEN_FINISH_STOP = 0, GEN_FINISH_LENGTH, GEN_FINISH_TOOL_CALLS, GEN_FINISH_CANCELLED };
+
+struct gen_token_info {
+    int32_t id;
+    float logprob;
+    bool is_end;                    /* an end token: no text */
+    int32_t n_top;
+    int32_t top_id[SAMPLE_MAX_TOP];
+    float top_logprob[SAMPLE_MAX_TOP];
+};
+
+struct gen_event {
+    enum gen_event_type type;
+    int32_t i_choice;
+    union {
+        struct { int32_t n_prompt, n_cached; } start;
+        struct { int32_t n_done, n_total; } progress;
+        struct { enum gen_channel channel; struct str text; } text;        /* valid until the next gen_next */
+        struct { struct str id, name, arguments; } tool;
+        struct gen_token_info token;
+        struct { int32_t index; int32_t target; float target_logprob; int32_t argmax; float argmax_logprob; } score;
+        struct { enum gen_finish finish; int32_t n_completion, n_reasoning; const char *stop; /* matched string or NULL */
+               } end;
+        struct { mb_status status; const char *text; const char *at; } error;
+    } u;
+};
+
+struct gen_stream; /* one running request; belongs to one consumer thread at a time */
+
+/* Called (any thread, must not block) when a stream that was empty has an event. */
+typedef void (*gen_notify_fn)(void *ctx);
+
+/* What serves generation to host and api: in process today, over a socket under --isolate. */
+struct engine_client {
+    void *ctx;
+    /* Check, prepare and queue. Fails at once for what can be known at once (MB_BUSY, MB_INVALID); everything later
+     * arrives as GEN_EV_ERROR. notify may be NULL (the consumer waits with gen_next). */
+    mb_status (*start)(void *ctx, const struct gen_request *r, gen_notify_fn notify, void *notify_ctx,
+                       struct gen_stream **out, mb_error *err);
+    /* Number of prompt tokens, without generating. */
+    mb_status (*count)(void *ctx, const struct gen_request *r, int32_t *n, mb_error *err);
+    void (*stats)(void *ctx, struct engine_stats *out);
+    bool (*alive)(void *ctx);
+    const struct gen_model_info *(*info)(void *ctx);
+};
+
+struct gen_model_info {
+    const char *id;              /* shown in "model": repo id or the directory's base name (API-006, Q66) */
+    const char *path;
+    int32_t n_context;
+    bool has_template, reasoning, vision;
+    const char *kv_mode;         /* "bf16", "f16", "f32" ... for /stats.kv_quant.mode */
+    int32_t n_layer_full, n_layer_window;
+    const char *device;          /* "cpu avx2, 2 threads" */
+    const char *tier;            /* "l1" */
+    size_t weight_bytes, pool_bytes;
+    int64_t created_unix_s;
+    int32_t batch;
+};
+
+/* Next event. wait_ms: 0 = do not wait, < 0 = for ever. Returns false when none came in time. Pointers in the event stay
+ * valid until the next call. After GEN_EV_ERROR or GEN_EV_DONE no event follows. */
+bool gen_next(struct gen_stream *s, int64_t wait_ms, struct gen_event *out);
+/* Stop early; events still queued are dropped, GEN_EV_DONE follows. Idempotent, any thread. */
+void gen_cancel(struct gen_stream *s);
+/* Release. Cancels if it still runs; the memory goes when the engine has let go of it. */
+void gen_close(struct gen_stream *s);
+
+/* --- the engine in this process --- */
+struct gen_engine;
+struct gen_engine_options {
+    const char *model_dir;
+    const char *model_id;            /* NULL: derived from the directory */
+    struct sampler_values server;    /* flags: --temperature ... */
+    int64_t max_tokens;              /* --max-tokens, < 0 = none */
+    enum given_bool thinking;        /* --thinking */
+    int n_prepare_workers;           /* 0 = 2 */
+    int32_t prepare_queue;           /* 64 */
+    int32_t ring_events;             /* events a stream may hold before its row is parked; 0 = 1024 */
+};
+/* Tokenizer, templates and generation_config.json of model_dir over a running engine (taken: closed with this). */
+mb_status gen_engine_open(struct gen_engine **out, struct engine *engine, const struct gen_engine_options *opt,
+                          const struct gen_model_info *info, mb_error *err);
+void gen_engine_close(struct gen_engine *g, int64_t drain_ms);
+struct engine_client gen_engine_client(struct gen_engine *g);
+const struct tokenizer *gen_engine_tokenizer(const struct gen_engine *g);
+
+/* Render and tokenise only (show-prompt, count). Arena memory. */
+struct gen_prompt {
+    char *text;                      /* rendered prompt; NULL for GEN_IDS */
+    size_t len;
+    struct origin_run *runs;         /* of text; n_runs 0 for raw text */
+    size_t n_runs;
+    int32_t *ids;
+    int32_t n_ids;
+    int32_t *marks;                  /* ends of messages as indices */
+    int32_t n_marks;
+    bool opens_reasoning;            /* the generation prompt ends inside an open think block (B-142) */
+};
+mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
+                     mb_error *err);
+
+#endif

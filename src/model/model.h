@@ -1,0 +1,50 @@
+/* model.h: one loaded model instance: spec, packed weights, plan, compiled plan. The engine drives it through the
+ * stepper of engine/stepper.h; nothing else of the program sees weights.
+ * Lifetime: model_open .. model_close; weights are packed once, source pages are dropped as they are read.
+ * Threads: after open, submit/collect by one thread; everything else is immutable.
+ */
+#ifndef MODEL_MODEL_H
+#define MODEL_MODEL_H
+
+#include "model/spec.h"
+#include "ops/ops.h"
+
+struct model; /* opaque */
+
+struct model_options {
+    const struct ops *ops;       /* backend */
+    struct device *device;       /* borrowed */
+    enum fidelity_tier tier;
+    int kv_format;               /* enum kv_format, or -1 = the family's 16-bit type (TIER_F32: KV_F32) */
+    int32_t n_rows_max;          /* --batch */
+    int32_t m_max;               /* tokens of a batch, 0 = 2048 */
+    int32_t n_context;           /* lower the model's context; 0 = the model's own */
+    void (*progress)(void *ctx, double fraction); /* may be NULL */
+    void *progress_ctx;
+};
+
+mb_status model_open(struct model **out, const char *dir, const struct model_options *opt, mb_error *err);
+void model_close(struct model *m);
+const struct model_spec *model_spec_get(const struct model *m);
+const struct plan *model_plan_get(const struct model *m);
+const struct ops *model_ops(const struct model *m);
+struct device *model_device(const struct model *m);
+struct compiled *model_compiled(const struct model *m);
+enum fidelity_tier model_tier(const struct model *m);
+/* Bytes of packed weights and of scratch: what admission subtracts. */
+size_t model_weight_bytes(const struct model *m);
+size_t model_scratch_bytes(const struct model *m);
+/* Hash of config and weights (sizes, names and a sample of bytes): part of every cache key. */
+uint64_t model_fingerprint(const struct model *m);
+/* Make sure rope tables cover positions [0, n). Called between steps by the engine's thread; cheap when they do. */
+mb_status model_reserve_positions(struct model *m, int32_t n, mb_error *err);
+/* Memory this directory would take, from config and headers alone: weights, scratch, bytes of one page of each kind. */
+struct model_size {
+    size_t weight_bytes, scratch_bytes;
+    struct kv_kind kinds[KV_MAX_KINDS];
+    int32_t n_kinds;
+    size_t kv_bytes_per_token;   /* full kinds only */
+};
+mb_status model_size_estimate(struct model_size *out, const char *dir, const struct model_options *opt, mb_error *err);
+
+#endif

@@ -1,0 +1,106 @@
+/* spec.h: a model as data. config.json is read by one small function per family into a model_spec; one binder and one
+ * plan writer turn any spec into weights and steps. A llama-like family is a row in arch.c and a reader.
+ * Lifetime: filled by model_config_read, immutable afterwards, plain data.
+ */
+#ifndef MODEL_SPEC_H
+#define MODEL_SPEC_H
+
+#include <jansson.h>
+
+#include "base/mem.h"
+#include "format/quant.h"
+#include "ops/plan.h"
+
+enum attn_kind { ATTN_FULL = 0, ATTN_SLIDING, ATTN_SHARED_KV, ATTN_MLA, ATTN_GATED_DELTA, ATTN_NONE };
+enum mlp_kind { MLP_GATED = 0, MLP_MOE, MLP_NONE };
+enum rope_kind { ROPE_DEFAULT = 0, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
+
+/* Position encoding of a layer; layers with equal parameters share one table. */
+struct rope_params {
+    enum rope_kind kind;
+    double theta;
+    double factor;                   /* LINEAR, DYNAMIC, LLAMA3, YARN */
+    double low_freq_factor, high_freq_factor; /* LLAMA3 */
+    int32_t original_context;        /* LLAMA3, YARN, LONGROPE, DYNAMIC */
+    double beta_fast, beta_slow;     /* YARN */
+    double mscale, mscale_all_dim;   /* YARN; 0 = not given */
+    double attention_factor;         /* YARN, LONGROPE; 0 = derived */
+    bool truncate;                   /* YARN: correction range rounded to whole dims (default true) */
+    const double *short_factor, *long_factor; /* LONGROPE: [n_rot/2], in the spec's arena */
+    int32_t n_rot;                   /* rotated dims (partial_rotary_factor * head_dim) */
+    bool interleaved;
+};
+
+struct layer_spec {
+    enum attn_kind attn;
+    enum mlp_kind mlp;
+    int32_t n_head, n_head_kv, head_dim;
+    int32_t d_ff;                    /* MLP_GATED: intermediate size */
+    int32_t window;                  /* ATTN_SLIDING: keys a query sees, itself included */
+    int32_t i_rope;                  /* index in model_spec.ropes; -1 = no position encoding */
+    int16_t i_kind, i_in_kind;       /* KV kind and place in it (set by model_spec_finish) */
+    int16_t i_kv_donor;              /* ATTN_SHARED_KV: layer whose pages are read; else -1 */
+    float attn_scale;                /* 1/sqrt(head_dim) or the family's own */
+    float attn_softcap;              /* 0 = none */
+    bool qk_norm;                    /* RMS norm of each q and k head, weights self_attn.{q,k}_norm */
+};
+
+struct model_spec {
+    const char *model_type;          /* as in config.json */
+    const char *arch_name;           /* row of the arch table */
+    const char *prefix;              /* "model." or "language_model.model." ...: found by looking at the checkpoint */
+    int32_t d_model, n_layer, n_vocab, n_context;
+    struct layer_spec *layers;       /* [n_layer] */
+    struct rope_params *ropes;
+    int32_t n_ropes;
+    float norm_eps;
+    bool norm_plus_one;              /* gemma: weight + 1 */
+    bool post_norms;                 /* gemma: norms after attention and MLP, before the residual add */
+    bool norm_only_post;             /* olmo2: no pre-norm */
+    enum glu_kind glu;
+    float embed_scale;               /* 1 = none */
+    float residual_scale;            /* granite; 1 = none */
+    float logit_scale;               /* granite, cohere; 1 = none */
+    float logit_softcap;             /* 0 = none */
+    bool tied_head;
+    bool attn_bias_qkv, attn_bias_o, mlp_bias;
+    int32_t eos_ids[16];             /* config.json and generation_config.json, union (B-034) */
+    int32_t n_eos;
+    struct kv_kind kinds[KV_MAX_KINDS]; /* format and sizes filled at load */
+    int32_t n_kinds;
+    int kv_format;                   /* family's 16-bit type: enum kv_format */
+    struct quant_config *quant;      /* owned */
+    struct arena arena;              /* owns arrays above */
+};
+
+/* One family. */
+struct arch_row {
+    const char *name;                /* "llama" */
+    const char *const *model_types;  /* NULL-terminated: values of config.json "model_type" */
+    mb_status (*read)(struct model_spec *s, const json_t *config, mb_error *err);
+    int kv_format;                   /* KV type by measurement (docs/fidelity.md) */
+    const char *note;                /* for docs/families.md */
+};
+const struct arch_row *arch_rows(size_t *n);
+const struct arch_row *arch_find(const char *model_type); /* NULL: unknown */
+
+/* Read <dir>/config.json (+ generation_config.json for end tokens). MB_UNSUPPORTED names model_type and the nearest
+ * remedy, an unknown rope type by name (B-112); MB_BAD_FORMAT names the key. */
+mb_status model_config_read(struct model_spec *out, const char *dir, mb_error *err);
+mb_status model_config_parse(struct model_spec *out, const json_t *config, const json_t *generation_config,
+                             mb_error *err);
+void model_spec_free(struct model_spec *s);
+
+/* Helpers for readers (config.c). */
+mb_status rope_params_read(struct model_spec *s, const json_t *config, const char *theta_key, double theta_default,
+                           int32_t head_dim, struct rope_params *out, mb_error *err);
+/* Adds r unless an equal one exists; returns its index. */
+int32_t model_spec_add_rope(struct model_spec *s, const struct rope_params *r);
+/* Groups layers into kinds and fills i_kind, i_in_kind. Called after every reader. */
+void model_spec_finish(struct model_spec *s);
+
+/* Table of cosines and sines for positions [0, n_position): layout of rope_spec.table. out: n_position * n_rot floats.
+ * n_context: the model's context (longrope chooses long factors by it; dynamic uses max(original, p + 1) for each p). */
+void rope_table_fill(const struct rope_params *r, int32_t n_context, int32_t first, int32_t n_position, float *out);
+
+#endif

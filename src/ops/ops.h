@@ -1,0 +1,107 @@
+/* ops.h: a backend. One row a device class family: "cpu" here, "cuda" in libmlxbun-cuda.so.
+ *
+ * Life: open a device -> pack weights -> compile a plan -> reserve the page pool -> submit / collect until close.
+ * submit and collect are called by one thread (the engine's). A synchronous backend computes in submit; an
+ * asynchronous one keeps one step in flight (async = true) and collect waits for it.
+ * Memory: weights belong to the device and live until close; the pool is one reservation; the step loop allocates
+ * nothing. Errors are statuses; a failed submit leaves every sequence as it was.
+ */
+#ifndef OPS_OPS_H
+#define OPS_OPS_H
+
+#include "ops/plan.h"
+
+struct device;    /* backend's */
+struct compiled;  /* backend's */
+
+struct device_options {
+    int n_threads;          /* cpu: 0 = physical cores this process may use */
+    const char *cpu_level;  /* cpu: NULL = highest */
+    int ordinal;            /* cuda device */
+    int n_ranks;            /* several devices or loopback ranks; 1 */
+};
+
+/* A weight as it lies in the checkpoint; the pointers need to live only during pack. */
+struct weight_source {
+    struct quant_spec spec;  /* QUANT_NONE: plain float matrix */
+    enum dtype dt;           /* of scales and biases, or of the elements */
+    int64_t n, k;            /* outputs, inputs */
+    const void *w, *scales, *biases; /* scales, biases NULL for QUANT_NONE (biases also for mx and nv formats) */
+    int32_t i_module;
+    const char *name;
+};
+
+struct compile_options {
+    int32_t n_rows_max;      /* rows of a batch (= --batch) */
+    bool graphs;             /* capture where the backend can */
+};
+
+struct ops_step_stats {      /* of the last collected step */
+    uint64_t n_barriers, barrier_ns, step_ns;
+};
+
+struct ops {
+    const char *name;         /* "cpu", "cuda" */
+    bool async;
+
+    mb_status (*device_open)(struct device **out, const struct device_options *opt, mb_error *err);
+    void (*device_close)(struct device *d);
+    /* One line for people and logs: "cpu avx2, 2 threads". Owned by the device. */
+    const char *(*device_describe)(const struct device *d);
+    /* Numerics identity: part of every cache key; equal for all CPU levels. */
+    const char *(*device_class)(const struct device *d);
+
+    /* Bytes a packed weight will take; MB_UNSUPPORTED names scheme and remedy. */
+    mb_status (*pack_bytes)(struct device *d, const struct weight_source *src, size_t *bytes, mb_error *err);
+    /* Pack (all compute threads). out->impl is owned by the device until device_close or weight_free. */
+    mb_status (*pack)(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err);
+    void (*weight_free)(struct device *d, struct weight *w);
+    /* Dequantise row i of a packed weight (tests, embeddings for tools). */
+    void (*weight_row)(struct device *d, const struct weight *w, int64_t i, float *out);
+
+    /* KV: sizes of a kind (fills head_bytes and page_bytes), then one pool for all kinds. */
+    void (*kv_sizes)(struct device *d, struct kv_kind *k);
+    /* Reserve address space for `bytes`; pages are touched as they are first written. */
+    mb_status (*pool_reserve)(struct device *d, size_t bytes, mb_error *err);
+    /* Page -> place: engine/kv.c gives every page of a kind a byte offset into the pool; page_offset[i_kind] maps a
+     * page id: offset = page_id * KV_PAGE_UNIT. The backend only multiplies. */
+    void (*page_copy)(struct device *d, const struct kv_kind *k, int32_t dst_page, int32_t src_page);
+    /* Give the memory behind [offset, offset + bytes) back to the system (whole chunks only). */
+    void (*pool_release)(struct device *d, size_t off, size_t bytes);
+    /* Copy a page out / in (SSD tier, tests). */
+    void (*page_read)(struct device *d, const struct kv_kind *k, int32_t page, void *dst);
+    void (*page_write)(struct device *d, const struct kv_kind *k, int32_t page, const void *src);
+
+    /* Compile the whole plan; scratch for m_max tokens is allocated here, once. */
+    mb_status (*compile)(struct device *d, const struct plan *p, const struct compile_options *opt,
+                         struct compiled **out, mb_error *err);
+    void (*compiled_free)(struct compiled *c);
+    /* Scratch bytes that compile will take: the same function computes both. */
+    size_t (*scratch_bytes)(struct device *d, const struct plan *p, const struct compile_options *opt);
+    /* Run all steps over a batch of rows; results[i].draws must be set. sum of n <= plan.m_max. */
+    mb_status (*submit)(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results,
+                        mb_error *err);
+    mb_status (*collect)(struct compiled *c, mb_error *err);
+    /* Run steps [first, last) only, between layer edges; boundary buffers stay where they are. */
+    mb_status (*run_range)(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results,
+                           int32_t first, int32_t last, mb_error *err);
+    /* Boundary buffers of the last run, [rows][width] f32 (tests, segmented backward, pipelines). */
+    float *(*buffer)(struct compiled *c, buf_id b);
+    void (*stats)(struct compiled *c, struct ops_step_stats *out);
+    /* One line per compiled step ("linear q4g32 x3 -> q k v [avx2]") for `doctor --plan`. */
+    void (*describe_step)(struct compiled *c, int32_t i_step, char *text, size_t cap);
+
+    /* Cotangents of boundary buffers back through steps [first, last); NULL: no training on this backend. */
+    mb_status (*backward)(struct compiled *c, const struct row *rows, int32_t n_rows, int32_t first, int32_t last,
+                          mb_error *err);
+};
+
+/* Page ids count units of KV_PAGE_UNIT bytes in the pool, so that kinds with pages of different size share it: the byte
+ * offset of a page is id * KV_PAGE_UNIT whatever its kind. */
+#define KV_PAGE_UNIT 4096
+
+extern const struct ops ops_cpu;
+/* All backends of this build, by name; NULL when unknown. "cuda" loads libmlxbun-cuda.so on first use. */
+const struct ops *ops_find(const char *name);
+
+#endif

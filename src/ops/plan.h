@@ -1,0 +1,158 @@
+/* plan.h: the forward pass as data: a flat list of semantic steps over named buffers, made once at load.
+ *
+ * model/plan.c writes it from a model_spec; a backend compiles it once (ops.h) and runs ranges of it. Nothing above a
+ * backend calls a step by itself. A step says *what* (norm, linear group, attend ...); how a linear input is stored,
+ * how a weight is packed, which neighbours are fused, and how work is cut over threads or ranks is the backend's.
+ *
+ * Buffers have one row per token of the batch (per_draw: one per drawing position). A "linear input" buffer (BUF_ACT)
+ * is opaque to everybody but the backend: it holds the same values as a float buffer, in the form in which the
+ * linears that read it want them (tier and group). A norm writes one linear input per distinct (form, group) among its
+ * readers. Unused parts of a step cost nothing: taps, adapters, host points.
+ *
+ * Ranges: plan_run(first, last) runs between layer edges; layer_first[i] is the first step of layer i, and
+ * `boundary[]` lists the buffers that are alive at a layer edge (residual, donor K/V read later, constants): what a
+ * pipeline stage, a segmented backward or an offloaded layer must keep.
+ */
+#ifndef OPS_PLAN_H
+#define OPS_PLAN_H
+
+#include "format/quant.h"
+#include "ops/row.h"
+
+enum fidelity_tier { TIER_L1 = 0, TIER_L2, TIER_F32 };
+
+enum buf_type {
+    BUF_F32, /* [rows][width] float */
+    BUF_ACT  /* [rows] linear inputs of `width` values, quantisation group `group` (0: floats) */
+};
+struct plan_buf {
+    const char *name;   /* static: "residual", "q", "attn_in" ... */
+    enum buf_type type;
+    bool per_draw;      /* rows are drawing positions, not tokens */
+    int32_t width;
+    int32_t group;      /* BUF_ACT: group of the weights that read it; 0 = they take floats */
+    int16_t device;     /* 0 .. n_rank-1 or -1: on every rank alike */
+};
+typedef int16_t buf_id; /* -1 = none */
+
+enum step_op {
+    STEP_EMBED,   /* ids -> out: row of the table * scale; embed spans override */
+    STEP_NORM,    /* RMS norm of `in`; writes float and/or linear inputs, or adds to the residual */
+    STEP_LINEAR,  /* one linear input, up to PLAN_MAX_PARTS weights that share it */
+    STEP_ROPE_KV, /* q, k, v -> normalised, rotated q' in `out`; K and V written to their page */
+    STEP_ATTEND,  /* q' against the pages -> out */
+    STEP_GLU,     /* act(gate) * up -> outs */
+    STEP_DRAWS,   /* copy the rows that draw: in [tokens] -> out [draws] */
+    STEP_SAMPLE   /* logits -> draws */
+};
+
+#define PLAN_MAX_PARTS 4 /* weights of one linear group */
+#define PLAN_MAX_OUTS 3  /* linear inputs that one step writes */
+#define PLAN_MAX_BUFS 64
+#define PLAN_MAX_BOUNDARY 8
+
+enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH, GLU_GELU_ERF };
+
+/* A packed weight, owned by the backend that packed it. n, k are public; the rest is the backend's. Where weights may
+ * be offloaded, a backend acquires and releases it around the step that uses it. */
+struct weight {
+    int64_t n, k;
+    int32_t i_module;   /* number of the linear in the model: what adapters, taps and calibration name; -1 = none */
+    const char *name;   /* checkpoint path without ".weight", owned by the model */
+    void *impl;         /* backend's */
+};
+
+/* Where a float intermediate may be copied to (LoRA input, calibration, drafters, embeddings). NULL = no tap. */
+struct plan_tap {
+    const char *name;
+    float *dst;         /* [m_max][width], set before submit */
+    int32_t width;
+};
+
+struct rope_spec {
+    int32_t n_rot;       /* rotated dims of a head, even; 0 = none */
+    bool interleaved;    /* pairs (2i, 2i+1) instead of (i, i + n_rot/2) */
+    const float *table;  /* [n_position][n_rot]: n_rot/2 cosines then n_rot/2 sines, attention factor folded in;
+                            owned by the model; a function of position alone */
+    int32_t n_position;
+};
+
+struct plan_step {
+    enum step_op op;
+    int16_t i_layer;      /* -1 outside layers */
+    bool host_point;      /* the run may return to the host here (expert fetch); a captured graph ends here */
+    bool post_add;        /* STEP_NORM: the result is added to `add_to` */
+    buf_id in;            /* main input */
+    buf_id out;           /* main float output, -1 = none */
+    buf_id outs[PLAN_MAX_OUTS]; /* linear inputs written; unused = -1 */
+    buf_id add_to;        /* STEP_NORM with post_add */
+    struct plan_tap *tap; /* of the main input, before the step */
+    union {
+        struct { const struct weight *table; float scale; } embed; /* scale 1 = none */
+        struct { const float *weight; float eps; } norm;           /* [width] f32, (1 + w) already folded; NULL = ones */
+        struct {
+            int32_t n_parts;
+            struct {
+                const struct weight *w;
+                const float *bias;     /* [n] f32 or NULL */
+                buf_id out;            /* float buffer */
+                int32_t out_offset;    /* first column in it */
+                bool add;              /* out += product (residual) instead of = */
+                float softcap;         /* 0 = none (logits) */
+            } part[PLAN_MAX_PARTS];
+        } linear;
+        struct {
+            buf_id k, v;               /* in = q; -1: this layer has no K/V of its own (shared KV) */
+            const float *q_norm, *k_norm; /* [head_dim] f32 or NULL */
+            float norm_eps;
+            struct rope_spec rope;
+            float q_scale;             /* c: attention scale, times log2(e) unless softcap */
+            int32_t n_head, n_head_kv, head_dim;
+            int16_t i_kind, i_in_kind; /* where K and V go */
+        } rope_kv;
+        struct {
+            int32_t n_head, n_head_kv, head_dim;
+            int16_t i_kind, i_in_kind; /* pages read (a donor's for shared KV) */
+            float softcap;             /* 0 = none */
+            int32_t window;            /* 0 = all */
+            bool causal;               /* false: bidirectional (towers) */
+            const float *sinks;        /* [n_head] or NULL */
+        } attend;
+        struct { enum glu_kind kind; buf_id up; int32_t width; } glu; /* in = gate */
+    } u;
+};
+
+struct plan {
+    enum fidelity_tier tier;
+    struct plan_buf bufs[PLAN_MAX_BUFS];
+    int32_t n_bufs;
+    struct plan_step *steps;   /* owned by the model's arena */
+    int32_t n_steps;
+    int32_t *layer_first;      /* [n_layer + 1] step index */
+    int32_t n_layer;
+    buf_id boundary[PLAN_MAX_BOUNDARY];
+    int32_t n_boundary;
+    struct kv_kind kinds[KV_MAX_KINDS];
+    int32_t n_kinds;
+    int32_t d_model, n_vocab;
+    int32_t n_context;         /* largest index + 1 */
+    int32_t m_max;             /* tokens of a batch */
+    int32_t n_draw_max;        /* drawing positions of a batch */
+    int32_t n_modules;         /* linears that adapters may name */
+};
+
+/* A LoRA adapter bound to the modules of a plan. u = A x per row (float in, fixed lanes), then B u is added tile by
+ * tile in the linear's epilogue: product, bias, then each adapter's delta in stack order. */
+struct lora_module {
+    const float *a;  /* [rank][k] f32 */
+    const float *b;  /* [n][rank] f32, scale folded in */
+    int32_t rank;    /* 0: the adapter does not touch this module */
+};
+struct adapter_handle {
+    const char *id;
+    uint64_t content_hash;         /* weights and scale: part of every cache key */
+    const struct lora_module *modules; /* [plan.n_modules] */
+    int32_t max_rank;
+};
+
+#endif
