@@ -1,0 +1,95 @@
+"""Logits of the tiny checkpoints: tests/golden/logits/.
+
+For each family a 300-token prompt, its logits from mlx-lm with all float tensors in float32 (the exact-arithmetic
+oracle), how far they are from a float64 forward, and 64 greedy tokens, each with the gap to the runner-up.
+"""
+import json
+from pathlib import Path
+
+import numpy as np
+
+from common import GOLDEN, TINY, load_mlx_f32, log_softmax, mlx_logits, read_text, top_n, versions, write_json
+from ref64 import Ref64
+
+N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
+FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16"]
+
+
+def prompt_ids(path):
+    """300 tokens of English, code, German and Japanese; gemma3 begins with its bos."""
+    from tokenizers import Tokenizer
+    tok = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
+    ids = []
+    for name, n in (("en-1", 110), ("code-2", 80), ("de-2", 60), ("ja-2", 50)):
+        ids += tok.encode(read_text(name)[:400], add_special_tokens=(not ids)).ids[:n]
+    return ids[:N_PROMPT]
+
+
+def full_positions(n):
+    """24 positions: the first eight, around the window edges of gemma3, page edges, and the end."""
+    return [0, 1, 2, 3, 7, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, n - 1]
+
+
+def greedy(model, ref, ids):
+    """64 tokens by argmax, each from a whole fresh pass; the gap is in logits. mlx-lm chooses; the float64 forward
+    of the whole sequence then says whether it agrees."""
+    seq, out = list(ids), []
+    for _ in range(N_GREEDY):
+        lg = mlx_logits(model, seq)[-1]
+        a, b = top_n(lg, 2)
+        out.append({"id": int(a), "logprob": round(float(log_softmax(lg)[a]), 6), "second": int(b),
+                    "gap": round(float(lg[a] - lg[b]), 6)})
+        seq.append(int(a))
+    ref_lg = ref.logits(seq[:-1])[len(ids) - 1:]
+    assert [int(x) for x in ref_lg.argmax(-1)] == [o["id"] for o in out]
+    return out
+
+
+def make(name, config_overrides=None, label=None, note=None):
+    path, label = TINY / name, label or name
+    ids = prompt_ids(path)
+    assert len(ids) == N_PROMPT
+    model, _ = load_mlx_f32(path, config_overrides)
+    ref = Ref64(path, config_overrides)
+    lg, lg64 = mlx_logits(model, ids), ref.logits(ids)
+    lp, lp64 = log_softmax(lg), log_softmax(lg64)
+    at = full_positions(len(ids))
+    out_dir = GOLDEN / "logits"
+    out_dir.mkdir(parents=True, exist_ok=True)
+    lg[at].astype("<f4").tofile(out_dir / f"{label}.f32")
+    top = top_n(lg, TOP)
+    srt = np.sort(lg64, -1)
+    write_json(out_dir / f"{label}.json", {
+        "checkpoint": f"tests/golden/tiny/{name}",
+        **({"config_overrides": config_overrides} if config_overrides else {}),
+        **({"note": note} if note else {}),
+        "oracle": versions("mlx", "mlx-lm", "numpy"),
+        "n_prompt": len(ids), "n_vocab": lg.shape[1],
+        "logits_file": f"{label}.f32", "logits_positions": at,
+        "oracle_error": {
+            "max_abs_logit_f32_f64": float(f"{np.abs(lg - lg64).max():.3e}"),
+            "max_kl_f64_f32": float(f"{(np.exp(lp64) * (lp64 - lp)).sum(-1).max():.3e}")},
+        "spread_min": round(float((lg.max(-1) - lg.min(-1)).min()), 3),
+        "gap_min": float(f"{(srt[:, -1] - srt[:, -2]).min():.3e}"),
+        "prompt": [int(i) for i in ids],
+        "top5": [[[int(t), round(float(lp[i, t]), 5)] for t in top[i]] for i in range(len(ids))],
+        "greedy": greedy(model, ref, ids),
+    })
+    print(label, "max|f32-f64|", f"{np.abs(lg - lg64).max():.2e}")
+
+
+def main():
+    for name in FAMILIES:
+        make(name)
+    # Variants of rope over the llama weights: same file, config.json's rope_scaling replaced.
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+    make("llama", {"rope_scaling": yarn, "max_position_embeddings": 256}, "llama-yarn")
+    make("llama", {"rope_scaling": dict(yarn, mscale=0.8, mscale_all_dim=0.4, beta_fast=16, beta_slow=2),
+                   "max_position_embeddings": 256}, "llama-yarn-mscale")
+    make("llama", {"rope_scaling": dict(rope_type="linear", factor=4.0)}, "llama-linear")
+    make("llama", {"rope_scaling": dict(type="linear", factor=2.5)}, "llama-linear-type-key")
+    make("llama", {"rope_scaling": None}, "llama-default")
+
+
+if __name__ == "__main__":
+    main()

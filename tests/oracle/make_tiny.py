@@ -1,0 +1,220 @@
+"""Tiny random checkpoints in MLX form under tests/golden/tiny/, built from mlx-lm's own model classes.
+
+Each is small enough to commit and has every branch of its family on. Weights are drawn so that attention is peaked
+(q.k of a few units), layers outweigh the embedding in the residual, and logits spread over at least 5 units.
+"""
+import argparse
+import importlib
+import json
+import shutil
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.utils import quantize_model, save_config, save_model
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from common import TEXT_NAMES, TINY, read_text
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a tiny test model<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# The shape of Gemma's template: no system role (its text opens the first user turn), `model` for the assistant,
+# strict alternation, a bos of its own.
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\\n\\n' %}"
+    "{% set turns = messages[1:] %}{% else %}{% set first = '' %}{% set turns = messages %}{% endif %}"
+    "{% for message in turns %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<start_of_turn>' + role + '\\n' + (first if loop.first else '') }}{{ message['content'] | trim }}"
+    "{{ '<end_of_turn>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+# The split pattern of Qwen2's tokenizer.json: a fact about the family, needed for the same ids.
+QWEN_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+              r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+
+def bpe_tokenizer(vocab_size):
+    """Byte-level BPE as Qwen2's: NFC, the split pattern, bytes; specials at the end of the vocabulary."""
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    t = Tokenizer(models.BPE())
+    t.normalizer = normalizers.NFC()
+    t.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(QWEN_SPLIT), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    t.decoder = decoders.ByteLevel(add_prefix_space=False, use_regex=False)
+    t.post_processor = processors.ByteLevel(add_prefix_space=False, use_regex=False, trim_offsets=False)
+    t.train_from_iterator([read_text(n) for n in TEXT_NAMES], trainers.BpeTrainer(
+        vocab_size=vocab_size - len(specials), initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False))
+    assert t.get_vocab_size() == vocab_size - len(specials)
+    t.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
+    return t
+
+
+def spm_tokenizer(vocab_size):
+    """SentencePiece-style BPE as Gemma's: spaces become U+2581, unknown characters fall back to bytes."""
+    head = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
+    head += [f"<0x{b:02X}>" for b in range(256)]
+    alphabet = ["\u2581", "\n"] + [chr(c) for c in range(33, 127)] + list("\u00e4\u00f6\u00fc\u00df")
+    t = Tokenizer(models.BPE())
+    t.normalizer = normalizers.Replace(" ", "\u2581")
+    t.pre_tokenizer = pre_tokenizers.Split("\u2581", behavior="merged_with_next")
+    keep = set(alphabet) | {" "}
+    texts = ["".join(c for c in read_text(n) if c in keep) for n in TEXT_NAMES[:6]]
+    t.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab_size - len(head), initial_alphabet=alphabet, show_progress=False))
+    trained = json.loads(t.to_str())["model"]
+    assert len(trained["vocab"]) == vocab_size - len(head)
+    by_id = sorted(trained["vocab"], key=trained["vocab"].get)
+    vocab = {s: i for i, s in enumerate(head + by_id)}
+    merges = [tuple(m) for m in trained["merges"]]
+    t = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True,
+                             ignore_merges=False))
+    t.normalizer = normalizers.Replace(" ", "\u2581")
+    t.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    t.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos>:1 $B:1", special_tokens=[("<bos>", vocab["<bos>"])])
+    t.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in head[:7]])
+    return t
+
+
+def bpe_files(out):
+    tok = bpe_tokenizer(512)
+    tok.save(str(out / "tokenizer.json"), pretty=False)
+    ids = {s: tok.token_to_id(s) for s in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")}
+    conf = {"add_prefix_space": False, "bos_token": None, "clean_up_tokenization_spaces": False,
+            "eos_token": "<|im_end|>", "model_max_length": 4096, "pad_token": "<|endoftext|>", "unk_token": None,
+            "added_tokens_decoder": {str(i): {"content": s, "lstrip": False, "normalized": False, "rstrip": False,
+                                              "single_word": False, "special": True} for s, i in ids.items()},
+            "tokenizer_class": "Qwen2Tokenizer", "chat_template": CHATML}
+    (out / "tokenizer_config.json").write_text(json.dumps(conf, indent=2) + "\n")
+    eos = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    return {"bos_token_id": ids["<|endoftext|>"], "eos_token_id": eos[0]}, eos
+
+
+def spm_files(out):
+    tok = spm_tokenizer(512)
+    tok.save(str(out / "tokenizer.json"), pretty=False)
+    conf = {"add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "eos_token": "<eos>",
+            "pad_token": "<pad>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False,
+            "model_max_length": 4096, "tokenizer_class": "GemmaTokenizer"}
+    (out / "tokenizer_config.json").write_text(json.dumps(conf, indent=2) + "\n")
+    (out / "chat_template.jinja").write_text(GEMMA)   # the newer place of a template: a file beside the config
+    return {"bos_token_id": 2, "eos_token_id": [1, 6], "pad_token_id": 0}, [1, 6]
+
+
+BASE = dict(hidden_act="silu", max_position_embeddings=4096, vocab_size=512, use_cache=True, initializer_range=0.02,
+            transformers_version="4.51.0")
+
+# name -> (mlx_lm module, config, dtype of floats, global quantisation, per-module overrides, tokenizer, seed)
+FAMILIES = {
+    "llama": dict(
+        module="llama", dtype="float16", quant=(4, 32), seed=1001, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 32, "bits": 8} if p == "model.embed_tokens" else True,
+        config=dict(BASE, model_type="llama", architectures=["LlamaForCausalLM"], hidden_size=128,
+                    intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True,
+                    attention_bias=False, mlp_bias=False,
+                    rope_scaling=dict(rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                      original_max_position_embeddings=256))),
+    "gemma3": dict(
+        module="gemma3_text", dtype="bfloat16", quant=(4, 32), seed=1002, files=spm_files, norm_mean=0.0,
+        override=lambda p: True,
+        config=dict(BASE, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], hidden_size=128,
+                    hidden_activation="gelu_pytorch_tanh", intermediate_size=128, num_hidden_layers=4,
+                    num_attention_heads=4, num_key_value_heads=1, head_dim=32, rms_norm_eps=1e-6,
+                    rope_theta=1000000.0, rope_local_base_freq=10000.0, query_pre_attn_scalar=24,
+                    sliding_window=16, sliding_window_pattern=3, attn_logit_softcapping=None,
+                    final_logit_softcapping=None, rope_scaling=dict(rope_type="linear", factor=8.0))),
+    "qwen2": dict(
+        module="qwen2", dtype="float16", quant=(4, 64), seed=1003, files=bpe_files, norm_mean=1.0,
+        override=lambda p: True,
+        config=dict(BASE, model_type="qwen2", architectures=["Qwen2ForCausalLM"], hidden_size=128,
+                    intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
+                    rms_norm_eps=1e-6, rope_theta=1000000.0, tie_word_embeddings=False, use_sliding_window=False,
+                    sliding_window=4096, max_window_layers=2)),
+    "qwen3": dict(
+        module="qwen3", dtype="bfloat16", quant=(4, 64), seed=1004, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 6} if p.endswith("down_proj") or p == "model.embed_tokens"
+        else {"group_size": 32, "bits": 8} if p.endswith("v_proj") and ".1." in p else True,
+        config=dict(BASE, model_type="qwen3", architectures=["Qwen3ForCausalLM"], hidden_size=64,
+                    intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=32, rms_norm_eps=1e-6, rope_theta=1000000.0, rope_scaling=None,
+                    tie_word_embeddings=True, attention_bias=False, use_sliding_window=False, sliding_window=None,
+                    max_window_layers=3)),
+    "llama-bf16": dict(
+        module="llama", dtype="bfloat16", quant=None, seed=1005, files=bpe_files, norm_mean=1.0,
+        override=None,
+        config=dict(BASE, model_type="llama", architectures=["LlamaForCausalLM"], hidden_size=64,
+                    intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, tie_word_embeddings=True,
+                    attention_bias=False, mlp_bias=False)),
+}
+
+
+def draw(name, shape, spec, key):
+    """A random tensor for one parameter. Gains are relative to 1/sqrt(fan in)."""
+    norm = lambda s: mx.random.normal(s, key=key)
+    if name == "model.norm.weight" and spec["module"] == "gemma3_text":
+        return 2.7 + 0.2 * norm(shape)    # 1 + w; makes up for the small embedding
+    if name.endswith("norm.weight"):
+        return spec["norm_mean"] + 0.2 * norm(shape)
+    if name.endswith(".bias"):
+        return 0.5 * norm(shape)
+    if name == "model.embed_tokens.weight":
+        # Tied: the head too. std s gives logits of std s*sqrt(hidden). Gemma multiplies the input side by
+        # sqrt(hidden): a small s, or each position would echo its own token.
+        return (0.6 if spec["module"] == "gemma3_text" else 2.2) / shape[1] ** 0.5 * norm(shape)
+    if name == "lm_head.weight":
+        return 2.2 / shape[1] ** 0.5 * norm(shape)
+    gain = 1.3 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.6
+    return gain / shape[1] ** 0.5 * norm(shape)
+
+
+def build(name):
+    spec = FAMILIES[name]
+    out = TINY / name
+    if out.exists():
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+    config = dict(spec["config"])
+    token_ids, eos = spec["files"](out)
+    config.update(token_ids)
+    config["torch_dtype"] = spec["dtype"]
+    mod = importlib.import_module(f"mlx_lm.models.{spec['module']}")
+    model = mod.Model(mod.ModelArgs.from_dict(config))
+    params = tree_flatten(model.parameters())
+    if config["model_type"] == "gemma3_text":
+        model.sanitize({})        # no lm_head in the file: tied, as mlx-lm loads it
+        params = tree_flatten(model.parameters())
+    params = sorted(params, key=lambda kv: kv[0])
+    keys = mx.random.split(mx.random.key(spec["seed"]), len(params))
+    dtype = getattr(mx, spec["dtype"])
+    model.update(tree_unflatten([(k, draw(k, v.shape, spec, keys[i]).astype(dtype))
+                                 for i, (k, v) in enumerate(params)]))
+    mx.eval(model.parameters())
+    if spec["quant"]:
+        bits, group = spec["quant"]
+        model, config = quantize_model(model, config, group, bits,
+                                       quant_predicate=lambda p, m: spec["override"](p))
+    save_model(out, model)
+    save_config(config, out / "config.json")
+    gen = {"bos_token_id": config["bos_token_id"], "eos_token_id": eos}
+    (out / "generation_config.json").write_text(json.dumps(gen, indent=2) + "\n")
+    size = sum(f.stat().st_size for f in out.iterdir())
+    print(f"{name}: {size / 1000:.0f} kB")
+    return size
+
+
+if __name__ == "__main__":
+    ap = argparse.ArgumentParser()
+    ap.add_argument("families", nargs="*", default=list(FAMILIES))
+    mx.set_default_device(mx.cpu)
+    total = sum(build(n) for n in ap.parse_args().families)
+    print(f"total {total / 1000:.0f} kB")

@@ -1,0 +1,200 @@
+"""A float64 forward pass in numpy for llama, qwen2, qwen3 and gemma3_text checkpoints in MLX form.
+
+Independent of mlx: reads safetensors by itself, dequantises affine codes exactly, sums in float64. It says how far
+mlx-lm's float32 sums are from the truth, and it is the plainest statement of what each family computes.
+
+    python tests/oracle/ref64.py DIR         # compares with mlx-lm on the 300-token prompt
+"""
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def read_safetensors(path):
+    raw = Path(path).read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    out = {}
+    for name, t in json.loads(raw[8:8 + n]).items():
+        if name == "__metadata__":
+            continue
+        lo, hi = t["data_offsets"]
+        b = raw[8 + n + lo:8 + n + hi]
+        if t["dtype"] == "BF16":
+            a = (np.frombuffer(b, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            a = np.frombuffer(b, {"F16": "<f2", "F32": "<f4", "U32": "<u4", "U8": "u1"}[t["dtype"]])
+        out[name] = a.reshape(t["shape"])
+    return out
+
+
+def unpack_codes(words, bits):
+    """[rows][n*bits/32] u32 -> [rows][n] codes. The stream is little-endian: code i has bits [i*bits, (i+1)*bits)."""
+    rows = words.shape[0]
+    flat = np.unpackbits(np.ascontiguousarray(words.astype("<u4")).view(np.uint8).reshape(rows, -1),
+                         axis=1, bitorder="little")
+    flat = flat.reshape(rows, -1, bits).astype(np.uint32)
+    return (flat << np.arange(bits, dtype=np.uint32)).sum(-1)
+
+
+def dequantise_affine(words, scales, biases, bits, group):
+    q = unpack_codes(words, bits).astype(np.float64)
+    s = np.repeat(scales.astype(np.float64), group, axis=1)
+    b = np.repeat(biases.astype(np.float64), group, axis=1)
+    return q * s + b
+
+
+def round_bf16(x):
+    u = np.array([x], np.float32).view(np.uint32)
+    return float(((u + 0x7FFF + ((u >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)[0])
+
+
+def rope_divisors(dims, theta, scaling, max_pos):
+    """The divisors f[i]: angle = position / f[i]; and the factor on the rotated vector (yarn)."""
+    f = theta ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
+    kind = (scaling or {}).get("rope_type") or (scaling or {}).get("type") or "default"
+    if kind == "default":
+        return f, 1.0
+    s = scaling
+    if kind == "linear":
+        return f * s["factor"], 1.0
+    if kind == "llama3":
+        old, lo, hi = s["original_max_position_embeddings"], s["low_freq_factor"], s["high_freq_factor"]
+        wave = 2 * np.pi * f
+        smooth = (old / wave - lo) / (hi - lo)
+        mid = f / ((1 - smooth) / s["factor"] + smooth)
+        return np.where(wave > old / lo, f * s["factor"], np.where(wave > old / hi, mid, f)), 1.0
+    if kind == "yarn":
+        old = s["original_max_position_embeddings"]
+
+        def dim_of(rotations):
+            return dims * np.log(old / (rotations * 2 * np.pi)) / (2 * np.log(theta))
+
+        lo = max(np.floor(dim_of(s.get("beta_fast", 32))), 0)
+        hi = min(np.ceil(dim_of(s.get("beta_slow", 1))), dims - 1)
+        keep = 1 - np.clip((np.arange(dims // 2) - lo) / (hi - lo if hi != lo else 0.001), 0, 1)
+        inter = s["factor"] * f
+
+        def mscale(m):
+            return 1.0 if s["factor"] <= 1 else 0.1 * m * np.log(s["factor"]) + 1.0
+
+        m = mscale(s.get("mscale", 1)) / mscale(s.get("mscale_all_dim", 0))
+        return inter * f / (inter * keep + f * (1 - keep)), m
+    raise ValueError(f"rope type {kind}")
+
+
+class Ref64:
+    def __init__(self, path, config_overrides=None):
+        path = Path(path)
+        self.c = json.loads((path / "config.json").read_text())
+        self.c.update(config_overrides or {})
+        self.w = {}
+        for f in sorted(path.glob("*.safetensors")):
+            self.w.update(read_safetensors(f))
+        self.family = self.c["model_type"]
+        self.cache = {}
+
+    def weight(self, module):
+        if module in self.cache:
+            return self.cache[module]
+        w = self.w[module + ".weight"]
+        if module + ".scales" in self.w:
+            spec = self.c["quantization"].get(module) or self.c["quantization"]
+            w = dequantise_affine(w, self.w[module + ".scales"], self.w[module + ".biases"], spec["bits"],
+                                  spec["group_size"])
+        self.cache[module] = w = w.astype(np.float64)
+        return w
+
+    def linear(self, x, module):
+        y = x @ self.weight(module).T
+        b = self.w.get(module + ".bias")
+        return y if b is None else y + b.astype(np.float64)
+
+    def norm(self, x, module):
+        w = self.w[module + ".weight"].astype(np.float64)
+        if self.family == "gemma3_text":
+            w = w + 1.0
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c["rms_norm_eps"]) * w
+
+    def attention(self, x, i, cos, sin, window):
+        c, p = self.c, f"model.layers.{i}.self_attn."
+        n, d = x.shape[0], self.head_dim()
+        n_head, n_kv = c["num_attention_heads"], c["num_key_value_heads"]
+        q = self.linear(x, p + "q_proj").reshape(n, n_head, d)
+        k = self.linear(x, p + "k_proj").reshape(n, n_kv, d)
+        v = self.linear(x, p + "v_proj").reshape(n, n_kv, d)
+        if p + "q_norm.weight" in self.w:
+            q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
+
+        def rotate(t):   # halves: element j pairs with j + d/2
+            a, b = t[..., :d // 2], t[..., d // 2:]
+            return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+        q, k = rotate(q), rotate(k)
+        k, v = np.repeat(k, n_head // n_kv, 1), np.repeat(v, n_head // n_kv, 1)
+        scale = c.get("query_pre_attn_scalar", d) ** -0.5
+        s = np.einsum("qhd,khd->hqk", q, k) * scale
+        at, key = np.arange(n)[:, None], np.arange(n)[None]
+        see = key <= at
+        if window:
+            see &= at - key < window
+        s = np.where(see, s, -np.inf)
+        s = np.exp(s - s.max(-1, keepdims=True))
+        s /= s.sum(-1, keepdims=True)
+        return self.linear(np.einsum("hqk,khd->qhd", s, v).reshape(n, -1), p + "o_proj")
+
+    def mlp(self, x, i):
+        p = f"model.layers.{i}.mlp."
+        g, u = self.linear(x, p + "gate_proj"), self.linear(x, p + "up_proj")
+        if self.family == "gemma3_text":
+            g = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g ** 3)))
+        else:
+            g = g / (1 + np.exp(-g))
+        return self.linear(g * u, p + "down_proj")
+
+    def head_dim(self):
+        return self.c.get("head_dim") or self.c["hidden_size"] // self.c["num_attention_heads"]
+
+    def angles(self, n, theta, scaling):
+        f, m = rope_divisors(self.head_dim(), theta, scaling, self.c["max_position_embeddings"])
+        a = np.arange(n)[:, None] / f[None]
+        return m * np.cos(a)[:, None], m * np.sin(a)[:, None]
+
+    def logits(self, ids):
+        c, n = self.c, len(ids)
+        gemma = self.family == "gemma3_text"
+        h = self.weight("model.embed_tokens")[ids]
+        if gemma:        # mlx-lm rounds the factor to bfloat16
+            h = h * round_bf16(c["hidden_size"] ** 0.5)
+        full = self.angles(n, c["rope_theta"], c.get("rope_scaling"))
+        local = self.angles(n, c["rope_local_base_freq"], None) if gemma else None
+        for i in range(c["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            slide = gemma and (i + 1) % c["sliding_window_pattern"] != 0
+            r = self.attention(self.norm(h, p + "input_layernorm"), i, *(local if slide else full),
+                               c["sliding_window"] if slide else None)
+            h = h + (self.norm(r, p + "post_attention_layernorm") if gemma else r)
+            r = self.mlp(self.norm(h, p + ("pre_feedforward_layernorm" if gemma else "post_attention_layernorm")), i)
+            h = h + (self.norm(r, p + "post_feedforward_layernorm") if gemma else r)
+        h = self.norm(h, "model.norm")
+        return self.linear(h, "lm_head" if "lm_head.weight" in self.w else "model.embed_tokens")
+
+
+if __name__ == "__main__":
+    from common import load_mlx_f32, log_softmax, mlx_logits
+    from make_logits import prompt_ids
+
+    for d in sys.argv[1:]:
+        ids = prompt_ids(d)
+        ref, mlx = Ref64(d).logits(ids), mlx_logits(load_mlx_f32(d)[0], ids).astype(np.float64)
+        lp, lq = log_softmax(ref), log_softmax(mlx)
+        kl = (np.exp(lp) * (lp - lq)).sum(-1)
+        spread = ref.max(-1) - ref.min(-1)
+        top = np.sort(ref, -1)
+        ent = -(np.exp(lp) * lp).sum(-1)
+        print(f"{d}: max |diff| {np.abs(ref - mlx).max():.2e}  mean KL {kl.mean():.1e}  max KL {kl.max():.1e}  "
+              f"spread min {spread.min():.2f} mean {spread.mean():.2f}  "
+              f"gap min {(top[:, -1] - top[:, -2]).min():.1e} "
+              f"entropy {ent.mean():.2f} argmax differ {(ref.argmax(-1) != mlx.argmax(-1)).sum()} "
+              f"distinct argmax {len(set(ref.argmax(-1)))} echoes input {(ref.argmax(-1) == ids).mean():.2f}")
