@@ -225,7 +225,9 @@ static mb_status parse(json_t **out, const char *text, size_t len, bool bigints,
     if (!*out && json_error_code(&je) == json_error_out_of_memory) {
         status = mb_fail(err, MB_NO_MEMORY, "JSON: no memory for the tree");
     } else if (!*out) {
-        size_t off = je.position > 0 ? (size_t)je.position : 0;
+        /* jansson counts the bytes it has taken: the last of them is where the token at fault ends. */
+        size_t off = je.position > 0 ? (size_t)je.position - 1 : 0;
+        if (json_error_code(&je) == json_error_premature_end_of_input) off = bigints ? b.len : len;
         if (bigints) {
             buf_clear(&b);
             off = rewrite(&b, text, len, off);
