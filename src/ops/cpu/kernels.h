@@ -150,8 +150,8 @@ struct cpu_kernels {
     void (*vocab_max)(const float *x, int64_t n, float *max, int64_t *argmax, bool *finite);
     float (*vocab_sumexp)(const float *x, int64_t n, float max);
     /* Gumbel-max over all ids with x[i] > -inf: argmax of x[i] * inv_temp + g(i), g(i) = -mb_log(-mb_log(u)),
-     * u = ((w >> 8) + 0.5f) * 2^-24 with w = word i % 4 of philox(counter {i / 4, index, choice | purpose << 24, round},
-     * key = seed); ties: lowest id. Returns the id, -1 when none survives. */
+     * u = ((w >> 9) + 0.5f) * 2^-23 (exact, below 1), w = word i % 4 of philox(counter {i / 4, index,
+     * choice | purpose << 24, round}, key = seed); ties: lowest id. Returns the id, -1 when none survives. */
     int64_t (*vocab_gumbel)(const float *x, int64_t n, float inv_temp, const struct noise_key *key, uint32_t index,
                             enum noise_purpose purpose);
 };
@@ -172,7 +172,7 @@ void cpu_fill_avx512(struct cpu_kernels *t);
 void cpu_fill_amx(struct cpu_kernels *t);
 
 /* Draw one token from logits x[n] (overwritten as scratch) with the whole chain of ops/sample.h. Written once over the
- * vocabulary kernels above (ops/cpu/sample.c); scratch: n floats and n int32. */
+ * vocabulary kernels above (ops/cpu/sample.c); scratch: 16 n bytes, 64-byte aligned. */
 void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct sample_pos *pos, void *scratch,
                 struct draw *out);
 size_t cpu_sample_scratch_bytes(int64_t n_vocab);

@@ -1,0 +1,217 @@
+/* pack.c: from a checkpoint's matrix to blocks of 16 interleaved rows (layout: kernels.h).
+ *
+ * Affine 4 bit is a transposition of words. Every other integer scheme becomes the 8-bit block: 2, 3, 5 and 6 bit codes
+ * are read from the row's bit stream; the fp4 formats hold multiples of one half between -6 and 6, so their code is
+ * 2 * value + 12 with scale s/2 and bias -6 s, both exact in bfloat16. mxfp8 has no such form: its elements become
+ * bfloat16, exactly. Block scales of the fp formats: e8m0 (mx) and e4m3 (nv), one byte each.
+ * Threads: calls on disjoint blocks run at once. Nothing is allocated.
+ */
+#include "ops/cpu/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char *mode_name(enum quant_mode m)
+{
+    static const char *const names[] = { "none", "affine", "mxfp4", "mxfp8", "nvfp4", "trellis" };
+    return (unsigned)m < sizeof names / sizeof *names ? names[m] : "unknown";
+}
+
+static bool float_dtype(enum dtype dt)
+{
+    return dt == DT_F32 || dt == DT_F16 || dt == DT_BF16;
+}
+
+static mb_status plan_check(const struct pack_source *src, mb_error *err)
+{
+    const struct quant_spec *q = &src->spec;
+    if (src->n <= 0 || src->k <= 0)
+        return mb_fail(err, MB_BAD_FORMAT, "weight matrix of %lld x %lld elements; both sides must be positive",
+                       (long long)src->n, (long long)src->k);
+    if (q->mode == QUANT_NONE || q->mode == QUANT_AFFINE) {
+        if (!float_dtype(src->dt))
+            return mb_fail(err, MB_UNSUPPORTED, "element type number %d in a linear layer; this build takes float32, "
+                           "float16 and bfloat16", (int)src->dt);
+        if (q->mode == QUANT_NONE) return MB_OK;
+    }
+    int b = q->bits, g = q->group_size;
+    bool ok = (q->mode == QUANT_AFFINE && (b == 2 || b == 3 || b == 4 || b == 5 || b == 6 || b == 8) &&
+               (g == 16 || g == 32 || g == 64 || g == 128)) ||
+              (q->mode == QUANT_MXFP4 && b == 4 && g == 32) || (q->mode == QUANT_MXFP8 && b == 8 && g == 32) ||
+              (q->mode == QUANT_NVFP4 && b == 4 && g == 16);
+    if (!ok)
+        return mb_fail(err, MB_UNSUPPORTED, "quantisation %s with %d bits in groups of %d; supported: affine 2, 3, 4, 5, "
+                       "6, 8 bits in groups of 16, 32, 64, 128; mxfp4 and mxfp8 in groups of 32; nvfp4 in groups of 16 "
+                       "(convert the checkpoint again with one of these)", mode_name(q->mode), b, g);
+    if (src->k % g != 0)
+        return mb_fail(err, MB_BAD_FORMAT, "a row of %lld weights is not a multiple of its group of %d",
+                       (long long)src->k, g);
+    return MB_OK;
+}
+
+mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, mb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    MB_TRY(plan_check(src, err));
+    out->n = src->n;
+    out->k = src->k;
+    switch (src->spec.mode) {
+    case QUANT_NONE: out->type = CPU_W_F; out->dt = src->dt; break;
+    case QUANT_MXFP8: out->type = CPU_W_F; out->dt = DT_BF16; break;
+    case QUANT_AFFINE: out->type = src->spec.bits == 4 ? CPU_W_Q4 : CPU_W_Q8; out->dt = src->dt; break;
+    default: out->type = CPU_W_Q8; out->dt = DT_BF16; break;
+    }
+    out->g = out->type == CPU_W_F ? 0 : src->spec.group_size;
+    out->block_bytes = cpu_weight_block_bytes(out->type, out->dt, out->g, out->k);
+    return MB_OK;
+}
+
+/* --- values of the fp formats --- */
+
+static float e8m0_value(uint8_t e)
+{
+    uint32_t u = e == 255 ? 0x7fc00000u : e == 0 ? 0x00400000u : (uint32_t)e << 23;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static float e4m3_value(uint8_t v)
+{
+    int e = (v >> 3) & 15, m = v & 7;
+    if ((v & 127) == 127) return NAN;
+    float f = e == 0 ? (float)m * 0x1p-9f : (float)(8 + m) * 0x1p-10f * (float)(1 << e);
+    return v & 128 ? -f : f;
+}
+
+static uint8_t fp4_code(uint32_t nibble) /* e2m1 -> 2 * value + 12 */
+{
+    static const uint8_t twice[8] = { 0, 1, 2, 3, 4, 6, 8, 12 };
+    uint8_t t = twice[nibble & 7];
+    return (uint8_t)(nibble & 8 ? 12 - t : 12 + t);
+}
+
+/* The values met here are exact in bfloat16; only a NaN needs care. */
+static uint16_t bf16_exact(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return (uint16_t)((u >> 16) | (f != f ? 0x40u : 0));
+}
+
+/* --- scale areas --- */
+
+static size_t elem_bytes(enum dtype dt)
+{
+    return dt == DT_F32 ? 4 : 2;
+}
+
+/* Lane r of the scale area of type dt: s and b are elements in that type, 2 or 4 bytes. */
+static void scale_put(uint8_t *area, enum dtype dt, int r, const void *s, const void *b)
+{
+    size_t e = elem_bytes(dt);
+    if (dt == DT_BF16) {
+        memcpy(area + 4 * r, s, 2);
+        memcpy(area + 4 * r + 2, b, 2);
+    } else {
+        memcpy(area + e * (size_t)r, s, e);
+        memcpy(area + e * (size_t)(16 + r), b, e);
+    }
+}
+
+static void scale_copy(const struct pack_source *src, int64_t row, int64_t i_group, uint8_t *area, int r)
+{
+    int64_t n_group = src->k / src->spec.group_size, at = row * n_group + i_group;
+    if (src->spec.mode == QUANT_AFFINE) {
+        size_t off = (size_t)at * elem_bytes(src->dt);
+        scale_put(area, src->dt, r, (const uint8_t *)src->scales + off, (const uint8_t *)src->biases + off);
+        return;
+    }
+    uint8_t v = ((const uint8_t *)src->scales)[at];
+    float f = src->spec.mode == QUANT_NVFP4 ? e4m3_value(v) : e8m0_value(v);
+    uint16_t s = bf16_exact(f * 0.5f), b = bf16_exact(f * -6.0f);
+    scale_put(area, DT_BF16, r, &s, &b);
+}
+
+/* --- codes --- */
+
+/* Code i of a row whose codes of `bits` bits follow each other from the lowest bit of word 0. */
+static uint32_t stream_code(const uint32_t *row, int bits, int64_t i)
+{
+    int64_t at = i * bits, word = at >> 5;
+    int shift = (int)(at & 31);
+    uint64_t v = row[word];
+    if (shift + bits > 32) v |= (uint64_t)row[word + 1] << 32;
+    return (uint32_t)(v >> shift) & ((1u << bits) - 1);
+}
+
+static void group_q4(const struct pack_source *src, int64_t row, int64_t i_group, uint32_t *dst, int r)
+{
+    int64_t words = src->k / 8, per = src->spec.group_size / 8;
+    const uint32_t *w = (const uint32_t *)src->w + row * words + i_group * per;
+    for (int64_t i = 0; i < per; i++) dst[i * 16 + r] = w[i];
+}
+
+static void group_q8(const struct pack_source *src, int64_t row, int64_t i_group, uint32_t *dst, int r)
+{
+    int g = src->spec.group_size, bits = src->spec.bits;
+    bool fp4 = src->spec.mode != QUANT_AFFINE;
+    const uint32_t *w = (const uint32_t *)src->w + row * (src->k * bits / 32);
+    for (int i = 0; i < g / 8; i++) {
+        uint32_t even = 0, odd = 0;
+        for (int j = 0; j < 8; j++) {
+            uint32_t c = stream_code(w, bits, i_group * g + 8 * i + j);
+            if (fp4) c = fp4_code(c);
+            if (j & 1)
+                odd |= c << (8 * (j / 2));
+            else
+                even |= c << (8 * (j / 2));
+        }
+        dst[(2 * i) * 16 + r] = even;
+        dst[(2 * i + 1) * 16 + r] = odd;
+    }
+}
+
+static void row_float(const struct pack_source *src, int64_t row, uint8_t *block, int r)
+{
+    if (src->spec.mode == QUANT_MXFP8) {
+        const uint8_t *w = (const uint8_t *)src->w + row * src->k;
+        const uint8_t *sc = (const uint8_t *)src->scales + row * (src->k / 32);
+        for (int64_t k = 0; k < src->k; k++) {
+            uint16_t h = bf16_exact(e4m3_value(w[k]) * e8m0_value(sc[k / 32]));
+            memcpy(block + 2 * (k * 16 + r), &h, 2);
+        }
+        return;
+    }
+    size_t e = elem_bytes(src->dt);
+    const uint8_t *w = (const uint8_t *)src->w + (size_t)(row * src->k) * e;
+    for (int64_t k = 0; k < src->k; k++) memcpy(block + e * (size_t)(k * 16 + r), w + e * (size_t)k, e);
+}
+
+static void row_quantised(const struct pack_source *src, const struct cpu_weight *w, int64_t row, uint8_t *block, int r)
+{
+    size_t codes = (size_t)w->g * (w->type == CPU_W_Q4 ? 8 : 16), group = codes + 32 * elem_bytes(w->dt);
+    for (int64_t i = 0; i < src->k / w->g; i++, block += group) {
+        if (w->type == CPU_W_Q4)
+            group_q4(src, row, i, (uint32_t *)block, r);
+        else
+            group_q8(src, row, i, (uint32_t *)block, r);
+        scale_copy(src, row, i, block + codes, r);
+    }
+}
+
+void cpu_pack_blocks(const struct pack_source *src, int64_t blk0, int64_t blk1, uint8_t *dst)
+{
+    struct cpu_weight w;
+    if (cpu_pack_plan(src, &w, NULL) != MB_OK) return; /* the caller has planned it: cannot happen */
+    for (int64_t b = blk0; b < blk1; b++, dst += w.block_bytes) {
+        int64_t left = src->n - 16 * b;
+        if (left < 16 || w.type == CPU_W_F) memset(dst, 0, w.block_bytes);
+        for (int r = 0; r < 16 && r < left; r++) {
+            if (w.type == CPU_W_F)
+                row_float(src, 16 * b + r, dst, r);
+            else
+                row_quantised(src, &w, 16 * b + r, dst, r);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+/* sample.c: one row of logits to one token: the chain of ops/sample.h over the vocabulary kernels of the table.
+ *
+ * Written once for all levels: what touches the whole vocabulary in float arithmetic goes through the table (same bits on
+ * every level); the rest touches a few ids. Log-probabilities are x - (max + log(sum exp(x - max))) over all n logits,
+ * padding of the head included, as mlx-lm takes them. Filters see probabilities over the ids that the grammar mask, the
+ * end mask and the live range leave (with none of these: exactly the distribution above).
+ * End ids are masked by ignore_eos or min_tokens, except where that would leave nothing: then the grammar wins.
+ * Scratch: four arrays of n. Nothing is allocated.
+ */
+#include "ops/cpu/sample_int.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "ops/mathfn.h"
+
+#define TEMPERATURE_MIN 1e-30f /* below: greedy, x / temperature would overflow */
+
+size_t cpu_sample_scratch_bytes(int64_t n_vocab)
+{
+    return (size_t)n_vocab * 16;
+}
+
+/* --- processors: bias and penalties. Each touches the ids of its own window only. --- */
+
+static void bias_apply(float *x, int64_t n, const struct sample_params *p)
+{
+    for (int32_t i = 0; i < p->n_bias; i++)
+        if (p->bias[i].id >= 0 && p->bias[i].id < n) x[p->bias[i].id] += p->bias[i].bias;
+}
+
+struct window {
+    const int32_t *ids;
+    int64_t n;
+};
+
+static struct window window_of(const struct sample_pos *pos, int32_t context)
+{
+    int64_t n = pos->n_history, c = context > 0 && context < n ? context : n;
+    return (struct window){ pos->history + (n - c), c };
+}
+
+static bool id_ok(int32_t id, int64_t n)
+{
+    return id >= 0 && id < n;
+}
+
+/* `seen` needs no clearing of the whole vocabulary: the first pass clears what the second asks for. */
+static void seen_clear(struct window w, int64_t n, int32_t *seen)
+{
+    for (int64_t i = 0; i < w.n; i++)
+        if (id_ok(w.ids[i], n)) seen[w.ids[i]] = 0;
+}
+
+static void repetition_apply(float *x, int64_t n, const struct sample_pos *pos, int32_t *seen)
+{
+    float pen = pos->params->repetition_penalty;
+    if (pen == 0.0f || pen == 1.0f) return;
+    struct window w = window_of(pos, pos->params->repetition_context);
+    seen_clear(w, n, seen);
+    for (int64_t i = 0; i < w.n; i++) {
+        int32_t id = w.ids[i];
+        if (!id_ok(id, n) || seen[id]) continue;
+        seen[id] = 1;
+        x[id] = x[id] < 0.0f ? x[id] * pen : x[id] / pen;
+    }
+}
+
+static void presence_apply(float *x, int64_t n, const struct sample_pos *pos, int32_t *seen)
+{
+    float pen = pos->params->presence_penalty;
+    if (pen == 0.0f) return;
+    struct window w = window_of(pos, pos->params->presence_context);
+    seen_clear(w, n, seen);
+    for (int64_t i = 0; i < w.n; i++) {
+        int32_t id = w.ids[i];
+        if (!id_ok(id, n) || seen[id]) continue;
+        seen[id] = 1;
+        x[id] -= pen;
+    }
+}
+
+static void frequency_apply(float *x, int64_t n, const struct sample_pos *pos)
+{
+    float pen = pos->params->frequency_penalty;
+    if (pen == 0.0f) return;
+    struct window w = window_of(pos, pos->params->frequency_context);
+    for (int64_t i = 0; i < w.n; i++)
+        if (id_ok(w.ids[i], n)) x[w.ids[i]] -= pen;
+}
+
+/* --- what is reported --- */
+
+static void top_list(const float *x, int64_t n, int32_t n_top, float lse, struct draw *out)
+{
+    int32_t cap = n_top > SAMPLE_MAX_TOP ? SAMPLE_MAX_TOP : n_top, c = 0;
+    float val[SAMPLE_MAX_TOP];
+    for (int64_t i = 0; i < n && cap > 0; i++) {
+        if (!(x[i] > -INFINITY) || (c == cap && !(x[i] > val[c - 1]))) continue;
+        int32_t at = c < cap ? c++ : c - 1;
+        for (; at > 0 && x[i] > val[at - 1]; at--) {
+            val[at] = val[at - 1];
+            out->top_id[at] = out->top_id[at - 1];
+        }
+        val[at] = x[i];
+        out->top_id[at] = (int32_t)i;
+    }
+    out->n_top = c;
+    for (int32_t i = 0; i < c; i++) out->top_logprob[i] = val[i] - lse;
+}
+
+/* --- masks --- */
+
+static void mask_apply(float *x, int64_t n, const uint32_t *mask)
+{
+    for (int64_t i = 0; i < n; i += 32) {
+        uint32_t bits = mask[i / 32];
+        if (bits == 0xffffffffu) continue;
+        int64_t end = n - i < 32 ? n - i : 32;
+        for (int64_t j = 0; j < end; j++)
+            if (!((bits >> j) & 1)) x[i + j] = -INFINITY;
+    }
+}
+
+static bool end_masked(const struct sample_pos *pos)
+{
+    const struct sample_params *p = pos->params;
+    return p->n_end_ids > 0 && (p->ignore_eos || pos->n_drawn < p->min_tokens);
+}
+
+/* Mask the end ids; returns whether any logit fell. `saved` keeps their values. */
+static bool end_ids_hide(float *x, int64_t n, const struct sample_params *p, float *saved)
+{
+    bool any = false;
+    for (int32_t i = 0; i < p->n_end_ids && i < n; i++) {
+        int32_t id = p->end_ids[i];
+        if (!id_ok(id, n)) continue;
+        saved[i] = x[id];
+        any = any || x[id] > -INFINITY;
+        x[id] = -INFINITY;
+    }
+    return any;
+}
+
+/* Backwards, so that an id listed twice gets its true value last. */
+static void end_ids_restore(float *x, int64_t n, const struct sample_params *p, const float *saved)
+{
+    int32_t c = p->n_end_ids < n ? p->n_end_ids : (int32_t)n;
+    for (int32_t i = c - 1; i >= 0; i--)
+        if (id_ok(p->end_ids[i], n)) x[p->end_ids[i]] = saved[i];
+}
+
+/* --- the HLG curve (ENG-080 .. 083). Distances from a pivot that lies pivot_offset below the top logit: the middle
+ * (within `width`) stays, above it the curve rises like a logarithm of scale `shoulder`, below it falls like one of scale
+ * `toe` (0: flat), slope 1 at both joints. Against the top, the middle gains; the tail comes closer. The gain is the
+ * temperature's, applied by the draw. --- */
+static float hlg_roll(float d, float width, float scale)
+{
+    if (d <= width) return d;
+    if (!(scale > 0.0f)) return width;
+    return width + scale * mb_log(1.0f + (d - width) / scale);
+}
+
+static void hlg_apply(float *x, int64_t n, float max, const struct sample_params *p)
+{
+    float pivot = max - p->hlg_pivot_offset;
+    for (int64_t i = 0; i < n; i++) {
+        if (!(x[i] > -INFINITY)) continue;
+        float d = x[i] - pivot;
+        x[i] = pivot + (d < 0.0f ? -hlg_roll(-d, p->hlg_width, p->hlg_toe)
+                                 : hlg_roll(d, p->hlg_width, p->hlg_shoulder));
+    }
+}
+
+/* --- the draw --- */
+
+static bool xtc_hit(const struct sample_pos *pos)
+{
+    const struct sample_params *p = pos->params;
+    if (!(p->xtc_probability > 0.0f)) return false;
+    const struct noise_key *k = &p->noise;
+    uint32_t key[2] = { (uint32_t)k->seed, (uint32_t)(k->seed >> 32) }, w[4];
+    uint32_t ctr[4] = { 0, (uint32_t)pos->index, k->i_choice | (uint32_t)NOISE_XTC << 24, k->round };
+    mb_philox4x32(ctr, key, w);
+    float u = ((float)(w[0] >> 9) + 0.5f) * 0x1p-23f;
+    return !(u > p->xtc_probability);
+}
+
+static bool filters_on(const struct sample_params *p, bool xtc)
+{
+    return (p->top_p > 0.0f && p->top_p < 1.0f) || p->min_p > 0.0f || p->top_k > 0 || xtc;
+}
+
+struct arrays {
+    int32_t *order, *heap, *keep;
+    float *plain;
+};
+
+/* x: masked logits with maximum `max` at `argmax`; z: their sum of exponentials, or negative when not known. */
+static int64_t draw_id(const struct cpu_kernels *t, float *x, int64_t n, float max, int64_t argmax, float z,
+                       const struct sample_pos *pos, struct arrays a)
+{
+    const struct sample_params *p = pos->params;
+    if (!(p->temperature >= TEMPERATURE_MIN)) return argmax;
+    if (p->hlg) {
+        bool finite;
+        hlg_apply(x, n, max, p);
+        t->vocab_max(x, n, &max, &argmax, &finite);
+        z = -1.0f;
+    }
+    bool xtc = xtc_hit(pos);
+    if (filters_on(p, xtc)) {
+        if (z < 0.0f) z = t->vocab_sumexp(x, n, max);
+        sample_filter(x, n, max, z, p, xtc, a.order, a.heap, a.keep);
+    }
+    return t->vocab_gumbel(x, n, 1.0f / p->temperature, &p->noise, (uint32_t)pos->index, NOISE_DRAW);
+}
+
+void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct sample_pos *pos, void *scratch,
+                struct draw *out)
+{
+    const struct sample_params *p = pos->params;
+    struct arrays a = { scratch, (int32_t *)scratch + n, (int32_t *)scratch + 2 * n,
+                        (float *)scratch + 3 * n };
+    int64_t live = p->n_vocab_live > 0 && p->n_vocab_live < n ? p->n_vocab_live : n;
+    memset(out, 0, sizeof *out);
+    out->id = out->argmax = -1;
+
+    bias_apply(x, n, p);
+    repetition_apply(x, n, pos, a.order);
+    presence_apply(x, n, pos, a.order);
+    frequency_apply(x, n, pos);
+
+    float max;
+    int64_t argmax;
+    bool finite;
+    t->vocab_max(x, n, &max, &argmax, &finite);
+    out->non_finite = !finite;
+    out->no_candidate = finite && !(max > -INFINITY);
+    if (!finite || out->no_candidate) return;
+    float z = t->vocab_sumexp(x, n, max), lse = max + mb_log(z);
+    if (argmax >= live) t->vocab_max(x, live, &max, &argmax, &finite);
+    out->argmax = (int32_t)argmax;
+    out->argmax_logprob = x[argmax] - lse;
+    if (pos->target >= 0) out->target_logprob = pos->target < n ? x[pos->target] - lse : -INFINITY;
+    if (p->n_top > 0) top_list(x, live, p->n_top, lse, out);
+
+    bool masked = live < n;
+    if (pos->mask) {
+        mask_apply(x, live, pos->mask);
+        masked = true;
+    }
+    bool hidden = end_masked(pos) && end_ids_hide(x, live, p, (float *)a.keep);
+    if (masked || hidden) t->vocab_max(x, live, &max, &argmax, &finite);
+    if (hidden && !(max > -INFINITY)) {
+        end_ids_restore(x, live, p, (float *)a.keep);
+        t->vocab_max(x, live, &max, &argmax, &finite);
+    }
+    out->no_candidate = !(max > -INFINITY);
+    out->logprob = -INFINITY;
+    if (out->no_candidate) return;
+
+    /* The HLG curve rewrites logits, the draw needs one of them as it was. */
+    float *plain = x;
+    if (p->hlg && p->temperature >= TEMPERATURE_MIN) {
+        plain = a.plain;
+        memcpy(plain, x, (size_t)live * sizeof *x);
+    }
+    int64_t id = draw_id(t, x, live, max, argmax, masked || hidden ? -1.0f : z, pos, a);
+    out->id = (int32_t)id;
+    out->logprob = plain[id] - lse;
+}

@@ -1,0 +1,125 @@
+/* select.c: which kernels this machine runs. Detects the levels once, fills a table from the lowest level upward, so
+ * that a level needs to bring only what it has. There is no AMX kernel yet that is faster than VNNI for the shapes at
+ * hand: the amx level is the avx512 table under its own name (see cpu_fill_amx).
+ *
+ * avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ, VL and VNNI; amx means AMX-TILE and AMX-INT8 with the
+ * permission of the kernel. Threads: any; the first caller detects.
+ */
+#include "ops/cpu/kernels.h"
+
+#include <string.h>
+
+#include "ops/cpu/fault_order.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HAVE_X86 1
+#else
+#define HAVE_X86 0
+#endif
+
+/* The portable folder compiled with hardware fma (see portable_int.h); same bits, used where the CPU has it. */
+void cpu_fill_portable_fma(struct cpu_kernels *t);
+
+static const char *const level_names[CPU_LEVEL_COUNT] = { "portable", "avx2", "avx512", "amx" };
+
+const char *cpu_level_name(enum cpu_level l)
+{
+    return (unsigned)l < CPU_LEVEL_COUNT ? level_names[l] : "unknown";
+}
+
+bool cpu_level_parse(const char *name, enum cpu_level *out)
+{
+    for (int i = 0; i < CPU_LEVEL_COUNT; i++)
+        if (strcmp(name, level_names[i]) == 0) {
+            *out = (enum cpu_level)i;
+            return true;
+        }
+    return false;
+}
+
+#if HAVE_X86
+struct features {
+    bool fma, avx2, avx512, amx;
+};
+
+static uint64_t xcr0_get(void)
+{
+    uint32_t lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return (uint64_t)hi << 32 | lo;
+}
+
+/* Tile data is switched off per process until it is asked for (ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). */
+static bool amx_permission_ask(void)
+{
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+
+static struct features features_read(void)
+{
+    struct features f = { false, false, false, false };
+    uint32_t a, b, c, d, b7, c7, d7;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return f;
+    uint32_t c1 = c;
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return f;
+    uint64_t xcr0 = xcr0_get();
+    bool ymm = (xcr0 & 0x6) == 0x6, zmm = (xcr0 & 0xe6) == 0xe6, tile = (xcr0 & 0x60000) == 0x60000;
+    f.fma = ymm && (c1 & bit_FMA);
+    f.avx2 = f.fma && (b7 & bit_AVX2) && (c1 & bit_F16C);
+    f.avx512 = f.avx2 && zmm && (b7 & bit_AVX512F) && (b7 & bit_AVX512BW) && (b7 & bit_AVX512DQ) &&
+               (b7 & bit_AVX512VL) && (c7 & bit_AVX512VNNI);
+    f.amx = f.avx512 && tile && (d7 & (1u << 24)) && (d7 & (1u << 25));
+    return f;
+}
+#endif
+
+static bool fma_detect(void)
+{
+#if HAVE_X86
+    return features_read().fma;
+#else
+    return false;
+#endif
+}
+
+enum cpu_level cpu_level_detect(void)
+{
+#if HAVE_X86
+    static int cached = -1; /* racing writers store the same value */
+    int level = __atomic_load_n(&cached, __ATOMIC_RELAXED);
+    if (level >= 0) return (enum cpu_level)level;
+    struct features f = features_read();
+    level = CPU_PORTABLE;
+    if (f.avx2) level = CPU_AVX2;
+    if (f.avx512) level = CPU_AVX512;
+    if (f.amx && amx_permission_ask()) level = CPU_AMX;
+    __atomic_store_n(&cached, level, __ATOMIC_RELAXED);
+    return (enum cpu_level)level;
+#else
+    return CPU_PORTABLE;
+#endif
+}
+
+/* The amx level brings no kernel of its own yet: what avx512 put into the table stays. */
+void cpu_fill_amx(struct cpu_kernels *t)
+{
+    t->level = "amx";
+}
+
+void cpu_kernels_fill(struct cpu_kernels *t, enum cpu_level level)
+{
+    memset(t, 0, sizeof *t);
+    if (fma_detect())
+        cpu_fill_portable_fma(t);
+    else
+        cpu_fill_portable(t);
+#if HAVE_X86
+    if (level >= CPU_AVX2) cpu_fill_avx2(t);
+    if (level >= CPU_AVX512) cpu_fill_avx512(t);
+    if (level >= CPU_AMX) cpu_fill_amx(t);
+#endif
+    fault_order_install(t);
+}

@@ -1,0 +1,43 @@
+/* sizes.c: byte counts of the CPU backend's buffers. Admission, allocation and kernels all ask here. */
+#include "ops/cpu/kernels.h"
+
+static size_t round_up(size_t v, size_t to)
+{
+    return (v + to - 1) / to * to;
+}
+
+size_t act_row_bytes(enum act_form form, int64_t k, int g)
+{
+    size_t n = (size_t)k, bytes;
+    if (form == ACT_F32)
+        bytes = 4 * n;
+    else
+        bytes = (form == ACT_Q16 ? 2 * n : n) + n / (size_t)g * 8;
+    bytes = round_up(bytes, 64);
+    return bytes % 4096 == 0 ? bytes + 64 : bytes; /* rows a page apart would share cache sets */
+}
+
+size_t kv_head_bytes(enum kv_format f, int64_t d)
+{
+    size_t rows = (size_t)d + round_up((size_t)d, 64);
+    return rows * 64 * (f == KV_F32 ? 4 : 2);
+}
+
+/* Per row: q and o padded to 64 floats, a tile of scores, the lanes, eight scalars. Rows are rounded up to whole vectors. */
+size_t attn_scratch_bytes(int n_rows, int64_t d)
+{
+    size_t rows = round_up((size_t)n_rows, 16);
+    return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8) * sizeof(float) + 256;
+}
+
+static size_t dtype_bytes(enum dtype dt)
+{
+    return dt == DT_F32 ? 4 : 2;
+}
+
+size_t cpu_weight_block_bytes(enum cpu_wtype type, enum dtype dt, int g, int64_t k)
+{
+    if (type == CPU_W_F) return round_up((size_t)k * 16 * dtype_bytes(dt), 64);
+    size_t codes = (size_t)g * (type == CPU_W_Q4 ? 8 : 16);
+    return (size_t)(k / g) * (codes + 32 * dtype_bytes(dt));
+}
