@@ -67,6 +67,11 @@ static const char *plain_message(const json_error_t *je, char *out, size_t cap)
 
 /* --- the scan before jansson --- */
 
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
 /* End of the string that begins with the quote at text[i]; len when it does not end. */
 static size_t string_end(const char *text, size_t len, size_t i)
 {
@@ -132,7 +137,7 @@ static mb_status scan(const char *text, size_t len, bool *bigints, mb_error *err
 /* True when the string that ended at text[end] is an object key: the next sign is a colon. */
 static bool is_key(const char *text, size_t len, size_t end)
 {
-    while (end < len && (text[end] == ' ' || text[end] == '\n' || text[end] == '\r' || text[end] == '\t')) end++;
+    while (end < len && is_blank(text[end])) end++;
     return end < len && text[end] == ':';
 }
 
@@ -244,11 +249,14 @@ mb_status json_read(json_t **out, const char *text, size_t len, int flags, mb_er
 {
     *out = NULL;
     if (len > INT_MAX) return mb_fail(err, MB_TOO_LARGE, "JSON: %zu bytes, the ceiling is %d", len, INT_MAX);
+    if (!text) len = 0;
     size_t n_valid = utf8_valid_prefix(text, len, NULL);
     if (n_valid < len) return fail_at(err, text, n_valid, "the text is not UTF-8");
     if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0)
         return fail_at(err, text, 0, "a byte order mark, wanted a value (save the text without it)");
-    if (strspn(text ? text : "", " \t\r\n") >= len) return mb_fail(err, MB_BAD_FORMAT, "JSON: the text is empty");
+    size_t n_blank = 0;
+    while (n_blank < len && is_blank(text[n_blank])) n_blank++;
+    if (n_blank == len) return mb_fail(err, MB_BAD_FORMAT, "JSON: the text is empty");
     bool bigints;
     MB_TRY(scan(text, len, &bigints, err));
     mb_status status = parse(out, text, len, bigints, flags, err);

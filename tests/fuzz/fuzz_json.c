@@ -14,8 +14,9 @@ static void check_round_trip(const json_t *v, const struct json_write_opts *opts
     json_t *again = NULL;
     mb_error err;
     if (buf_status(&b, "json", &err) == MB_OK) {
-        if (json_read(&again, b.data, b.len, JSON_READ_ANY, &err) != MB_OK) abort();
-        if (!json_equal(v, again)) abort();
+        mb_status status = json_read(&again, b.data, b.len, JSON_READ_ANY, &err);
+        if (status != MB_OK && status != MB_NO_MEMORY) abort();
+        if (status == MB_OK && !json_equal(v, again)) abort();
     }
     json_decref(again);
     buf_free(&b);
