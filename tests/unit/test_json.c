@@ -1,5 +1,5 @@
 /* test_json.c: reading and writing JSON. Number forms are compared with Python's repr and json.dumps (B-014); hostile
- * texts give a status with a place, never a crash, and never their own bytes (B-049, B-050). */
+ * texts give a status with a place, never a crash, and never their own bytes (B-049, B-050). alloc-fail: yes */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

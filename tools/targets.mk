@@ -1,0 +1,110 @@
+# targets.mk: what one types besides `make`. Included by the Makefile. A line "name: ... ## text" is shown by `make help`.
+# Test targets collect outcomes in $(BUILD)/test-results.txt and end with "N passed, N failed, N skipped".
+
+RUN      := tools/run-tests
+PY_TESTS := tests/http tests/cli tests/golden tests/invariance
+FUZZ_BINS = $(FUZZ_SRCS:tests/fuzz/%.c=$(BUILD)/fuzz/%)
+# What a list of suites needs: the program only where Python tests or cli sources are there to use it.
+PROGRAM   = $(if $(wildcard src/cli/main.c),$(BUILD)/mlx-bun)
+
+.PHONY: help layers report docs test test-c test-py kernels invariance fuzz asan-ubsan tsan alloc-fail install run clean
+
+help: ## this list
+	@echo "make                 install what is missing, build $(BUILD)/mlx-bun and $(BUILD)/libmlxbun.so"
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | sort | awk -F '\t' '{ printf "%-20s %s\n", $$1, $$2 }'
+	@echo "make one T=unit/test_json   build and run one C test"
+
+layers: ## compare the include edges of src/ with tools/layers.txt
+	@tools/layers
+report: ## the longest files and functions
+	@tools/report
+docs: ## write the generated pages of docs/
+	@tools/coverage
+clean: ## remove every build folder
+	rm -rf build build-*
+
+# --- tests ---
+
+.PHONY: test-programs test-run
+test-programs: $(PROGRAM) $(TEST_BINS) $(REPLAY_BINS)
+
+test: deps ## everything that must pass: layers, C tests, fuzz replays, pytest suites, coverage
+	@tools/timed build $(MAKE) --no-print-directory -s -j$(JOBS) test-programs
+	@tools/timed test $(MAKE) --no-print-directory test-run
+test-run:
+	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
+	@$(RUN) command $(BUILD) layers tools/layers
+	@tools/timed "C tests" $(RUN) c $(BUILD) $(TEST_BINS)
+	@tools/timed "fuzz replays" $(RUN) replay $(BUILD) $(REPLAY_BINS)
+	@tools/timed "pytest" $(RUN) py $(BUILD) $(PY_TESTS)
+	@$(RUN) command $(BUILD) coverage tools/coverage --check $(BUILD)/test-results.txt
+	@$(RUN) total $(BUILD)
+
+# Some suites only: $(call suites,C programs,pytest folders)
+define suites
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(PROGRAM) $(1)
+	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
+	@$(if $(strip $(1)),$(RUN) c $(BUILD) $(1),true)
+	@$(if $(strip $(2)),$(RUN) py $(BUILD) $(2),true)
+	@$(RUN) total $(BUILD)
+endef
+test-c: ## the C tests
+	$(call suites,$(TEST_BINS),)
+test-py: ## the Python tests
+	$(call suites,,$(PY_TESTS))
+kernels: ## the kernel tests
+	$(call suites,$(filter $(BUILD)/tests/kernels/%,$(TEST_BINS)),)
+invariance: ## the same bits on every path
+	$(call suites,$(filter $(BUILD)/tests/invariance/%,$(TEST_BINS)),tests/invariance)
+
+# --- the same suites under sanitizers, with fuzzers, with failing allocations; each in a build folder of its own ---
+
+SUB = $(MAKE) --no-print-directory
+
+asan-ubsan: ## C tests, fuzz replays and http tests with address and undefined-behaviour sanitizers
+	@tools/timed asan-ubsan $(SUB) BUILD=build-asan SAN=asan sanitized
+tsan: ## unit, invariance and http tests with the thread sanitizer
+	@tools/timed tsan $(SUB) BUILD=build-tsan SAN=tsan sanitized
+fuzz: ## libFuzzer, FUZZ_S=30 seconds a target, two at a time; finds join tests/fuzz/corpus
+	@tools/timed fuzz $(SUB) BUILD=build-fuzz SAN=fuzz CC=$(CLANG) fuzzed
+alloc-fail: ## replays and marked C tests with failing allocations
+	@tools/timed alloc-fail $(SUB) BUILD=build-faults SAN=asan FAULTS=1 allocs-failed
+
+.PHONY: sanitized fuzzed allocs-failed
+SANITIZED_BINS = $(if $(filter tsan,$(SAN)),$(filter $(BUILD)/tests/unit/% $(BUILD)/tests/invariance/%,$(TEST_BINS)),$(TEST_BINS))
+sanitized: export ASAN_OPTIONS = detect_leaks=1:abort_on_error=0
+sanitized: export UBSAN_OPTIONS = print_stacktrace=1
+sanitized: export TSAN_OPTIONS = halt_on_error=0:exitcode=66
+sanitized:
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(PROGRAM) $(SANITIZED_BINS) $(if $(filter asan,$(SAN)),$(REPLAY_BINS))
+	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
+	@$(RUN) c $(BUILD) $(SANITIZED_BINS)
+	@$(if $(filter asan,$(SAN)),$(RUN) replay $(BUILD) $(REPLAY_BINS),true)
+	@$(RUN) py $(BUILD) tests/http
+	@$(RUN) total $(BUILD)
+fuzzed:
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(FUZZ_BINS)
+	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
+	@tools/fuzz $(BUILD) $(FUZZ_BINS)
+	@$(RUN) total $(BUILD)
+ALLOC_BINS = $(REPLAY_BINS) $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l 'alloc-fail: yes' $(C_TESTS)))
+allocs-failed:
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(ALLOC_BINS)
+	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
+	@$(RUN) alloc-fail $(BUILD) $(ALLOC_BINS)
+	@$(RUN) total $(BUILD)
+
+# --- use ---
+
+run: all ## fetch the starter model and serve it at 127.0.0.1:8080
+	@dir=$$($(BUILD)/mlx-bun get --starter | tail -n 1) && exec $(BUILD)/mlx-bun serve "$$dir"
+
+install: build ## copy program, library, headers and mlxbun.pc below $(DESTDIR)$(PREFIX)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -m 755 $(BUILD)/mlx-bun $(DESTDIR)$(PREFIX)/bin/mlx-bun
+	install -m 644 include/mlxbun.h include/mlxbun_status.h $(DESTDIR)$(PREFIX)/include/
+	install -m 755 $(BUILD)/libmlxbun.so $(DESTDIR)$(PREFIX)/lib/libmlxbun.so.0
+	ln -sf libmlxbun.so.0 $(DESTDIR)$(PREFIX)/lib/libmlxbun.so
+	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: mlxbun' \
+	    'Description: Local language models from MLX checkpoints' 'Version: $(VERSION)' \
+	    'Libs: -L$${libdir} -lmlxbun' 'Cflags: -I$${includedir}' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/mlxbun.pc
