@@ -29,6 +29,8 @@ struct weight_source {
     const void *w, *scales, *biases; /* scales, biases NULL for QUANT_NONE (biases also for mx and nv formats) */
     int32_t i_module;
     const char *name;
+    bool gather_only;        /* only rows are read (an untied embedding): a backend may keep using the mapped source,
+                                which the caller then keeps open as long as the weight */
 };
 
 struct compile_options {
@@ -56,6 +58,9 @@ struct ops {
     /* Pack (all compute threads). out->impl is owned by the device until device_close or weight_free. */
     mb_status (*pack)(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err);
     void (*weight_free)(struct device *d, struct weight *w);
+    /* Group in which a linear that reads w wants its input quantised; 0 = it takes floats (float weights, TIER_F32 is
+     * decided by the plan). source_group: the group of the checkpoint's scheme. */
+    int32_t (*act_group)(const struct device *d, const struct weight *w, int32_t source_group);
     /* Dequantise row i of a packed weight (tests, embeddings for tools). */
     void (*weight_row)(struct device *d, const struct weight *w, int64_t i, float *out);
 
@@ -63,8 +68,7 @@ struct ops {
     void (*kv_sizes)(struct device *d, struct kv_kind *k);
     /* Reserve address space for `bytes`; pages are touched as they are first written. */
     mb_status (*pool_reserve)(struct device *d, size_t bytes, mb_error *err);
-    /* Page -> place: engine/kv.c gives every page of a kind a byte offset into the pool; page_offset[i_kind] maps a
-     * page id: offset = page_id * KV_PAGE_UNIT. The backend only multiplies. */
+    /* Page -> place: engine/kv.c gives every page an id; its byte offset in the pool is id * KV_PAGE_UNIT. */
     void (*page_copy)(struct device *d, const struct kv_kind *k, int32_t dst_page, int32_t src_page);
     /* Give the memory behind [offset, offset + bytes) back to the system (whole chunks only). */
     void (*pool_release)(struct device *d, size_t off, size_t bytes);
@@ -85,8 +89,9 @@ struct ops {
     /* Run steps [first, last) only, between layer edges; boundary buffers stay where they are. */
     mb_status (*run_range)(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results,
                            int32_t first, int32_t last, mb_error *err);
-    /* Boundary buffers of the last run, [rows][width] f32 (tests, segmented backward, pipelines). */
-    float *(*buffer)(struct compiled *c, buf_id b);
+    /* A float buffer after the last run, rows *row_bytes apart (tests, segmented backward, pipelines); NULL for a linear
+     * input, whose form is the backend's. */
+    float *(*buffer)(struct compiled *c, buf_id b, size_t *row_bytes);
     void (*stats)(struct compiled *c, struct ops_step_stats *out);
     /* One line per compiled step ("linear q4g32 x3 -> q k v [avx2]") for `doctor --plan`. */
     void (*describe_step)(struct compiled *c, int32_t i_step, char *text, size_t cap);

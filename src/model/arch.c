@@ -1,0 +1,30 @@
+/* arch.c: the arch table. A family that differs by switches is a row and a reader; see docs/add-a-family.md. */
+#include <string.h>
+
+#include "model/arch_int.h"
+
+static const char *const llama_types[] = { "llama", "mistral", NULL };
+static const char *const qwen2_types[] = { "qwen2", NULL };
+static const char *const qwen3_types[] = { "qwen3", NULL };
+static const char *const gemma3_types[] = { "gemma3_text", "gemma3", NULL };
+
+static const struct arch_row rows[] = {
+    { "llama", llama_types, arch_read_llama, KV_DEFAULT_F16, "Llama 1-3, SmolLM2, Mistral without a window" },
+    { "qwen2", qwen2_types, arch_read_qwen2, KV_DEFAULT_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
+    { "qwen3", qwen3_types, arch_read_qwen3, KV_DEFAULT_F16, "Qwen3 dense: norms on q and k" },
+    { "gemma3", gemma3_types, arch_read_gemma3, KV_DEFAULT_F16, "Gemma 3 text: windows, two rope bases, post-norms" },
+};
+
+const struct arch_row *arch_rows(size_t *n)
+{
+    *n = sizeof rows / sizeof rows[0];
+    return rows;
+}
+
+const struct arch_row *arch_find(const char *model_type)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (const char *const *t = rows[i].model_types; *t; t++)
+            if (strcmp(*t, model_type) == 0) return &rows[i];
+    return NULL;
+}

@@ -1,0 +1,31 @@
+/* arch_int.h: what the readers of families share. Owner: config.c. */
+#ifndef MODEL_ARCH_INT_H
+#define MODEL_ARCH_INT_H
+
+#include "base/json.h"
+#include "model/spec.h"
+
+/* enum kv_format of the CPU backend, by value, so that the table stays free of backend headers. */
+#define KV_DEFAULT_BF16 0
+#define KV_DEFAULT_F16 1
+
+mb_status arch_read_llama(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_qwen2(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_qwen3(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_gemma3(struct model_spec *s, const json_t *config, mb_error *err);
+
+/* An integer that must be there and lie in [min, max]. */
+mb_status config_int(const json_t *c, const char *key, int64_t min, int64_t max, int32_t *out, mb_error *err);
+/* The same with a default for an absent or null key. */
+mb_status config_int_or(const json_t *c, const char *key, int64_t dflt, int64_t min, int64_t max, int32_t *out,
+                        mb_error *err);
+mb_status config_float_or(const json_t *c, const char *key, double dflt, double *out, mb_error *err);
+mb_status config_bool_or(const json_t *c, const char *key, bool dflt, bool *out, mb_error *err);
+
+/* Fields that every llama-like family has: sizes, heads, context, norm eps; allocates s->layers with equal layers.
+ * head_dim: "head_dim" or hidden_size / heads. */
+mb_status config_read_common(struct model_spec *s, const json_t *c, mb_error *err);
+/* "layer_types" (full_attention / sliding_attention) over s->layers with the given window; absent: nothing. */
+mb_status config_read_layer_types(struct model_spec *s, const json_t *c, int32_t window, mb_error *err);
+
+#endif

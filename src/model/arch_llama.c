@@ -1,0 +1,61 @@
+/* arch_llama.c: readers of the llama-like families: llama, mistral, qwen2, qwen3. They share one shape (pre-norm, gated
+ * SiLU, rotary positions) and differ by switches.
+ * Oracle: mlx_lm.models.{llama,qwen2,qwen3}.
+ */
+#include <string.h>
+
+#include "model/arch_int.h"
+
+/* What the four do alike, once the family's defaults are known. */
+static mb_status read_llama_like(struct model_spec *s, const json_t *c, double theta_default, bool tied_default,
+                                 mb_error *err)
+{
+    struct rope_params rope;
+    bool interleaved = false;
+    int32_t window = 0;
+    MB_TRY(config_read_common(s, c, err));
+    s->glu = GLU_SILU;
+    MB_TRY(config_bool_or(c, "tie_word_embeddings", tied_default, &s->tied_head, err));
+    MB_TRY(rope_params_read(s, c, "rope_theta", theta_default, s->layers[0].head_dim, &rope, err));
+    MB_TRY(config_bool_or(c, "rope_traditional", false, &interleaved, err));
+    rope.interleaved = interleaved;
+    int32_t i_rope = model_spec_add_rope(s, &rope);
+    for (int i = 0; i < s->n_layer; i++) s->layers[i].i_rope = i_rope;
+    MB_TRY(config_int_or(c, "sliding_window", 0, 0, 1 << 26, &window, err));
+    return config_read_layer_types(s, c, window, err);
+}
+
+/* Yarn with mscale_all_dim scales the attention too (mlx_lm.models.rope_utils). */
+mb_status arch_read_llama(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    bool bias = false;
+    MB_TRY(read_llama_like(s, c, 10000.0, true, err));
+    MB_TRY(config_bool_or(c, "attention_bias", false, &bias, err));
+    s->attn_bias_qkv = s->attn_bias_o = bias;
+    MB_TRY(config_bool_or(c, "mlp_bias", false, &s->mlp_bias, err));
+    /* Mistral v0.1 sets a window for every layer and lists no layer_types. */
+    int32_t window = 0;
+    MB_TRY(config_int_or(c, "sliding_window", 0, 0, 1 << 26, &window, err));
+    if (strcmp(s->model_type, "mistral") == 0 && window > 0 && !json_object_get(c, "layer_types"))
+        for (int i = 0; i < s->n_layer; i++) {
+            s->layers[i].attn = ATTN_SLIDING;
+            s->layers[i].window = window;
+        }
+    return MB_OK;
+}
+
+mb_status arch_read_qwen2(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    MB_TRY(read_llama_like(s, c, 1000000.0, true, err));
+    s->attn_bias_qkv = true;
+    return MB_OK;
+}
+
+mb_status arch_read_qwen3(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    MB_TRY(read_llama_like(s, c, 1000000.0, false, err));
+    MB_TRY(config_bool_or(c, "attention_bias", false, &s->attn_bias_qkv, err));
+    s->attn_bias_o = s->attn_bias_qkv;
+    for (int i = 0; i < s->n_layer; i++) s->layers[i].qk_norm = true;
+    return MB_OK;
+}

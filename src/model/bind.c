@@ -1,0 +1,232 @@
+/* bind.c: tensors of a checkpoint to the weights of a spec. Every shape is checked against the config and the
+ * quantisation entry before a byte is packed; source pages are dropped as they are read, so the weights exist once.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/model_int.h"
+
+static const char *const prefixes[] = { "model.", "language_model.model.", "model.language_model.", "language_model.", "" };
+
+mb_status bind_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err)
+{
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
+        if (checkpoint_findf(c, "%sembed_tokens.weight", prefixes[i])) {
+            s->prefix = prefixes[i];
+            return MB_OK;
+        }
+    return mb_fail(err, MB_NOT_FOUND, "the checkpoint has no embed_tokens.weight under model. or language_model.; is it a %s "
+                   "model in MLX or Hugging Face layout?", s->model_type);
+}
+
+/* lm_head lies beside the prefix: "model." -> "lm_head", "language_model.model." -> "language_model.lm_head". */
+static char *full_path(const struct model_spec *s, struct arena *a, const char *path)
+{
+    if (strcmp(path, "lm_head") != 0) return arena_printf(a, "%s%s", s->prefix, path);
+    size_t len = strlen(s->prefix);
+    size_t keep = len >= 6 && strcmp(s->prefix + len - 6, "model.") == 0 ? len - 6 : 0;
+    if (strcmp(s->prefix, "model.language_model.") == 0 || strcmp(s->prefix, "language_model.") == 0) keep = len;
+    return arena_printf(a, "%.*slm_head", (int)keep, s->prefix);
+}
+
+static mb_status check_vector(const struct tensor_view *t, int64_t n, mb_error *err)
+{
+    if (t->n_dim != 1 || t->shape[0] != n || !dtype_get(t->dtype)->is_float)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: found %d dims of %lld elements (%s), wanted [%lld] floats", t->name,
+                       t->n_dim, (long long)(t->n_dim ? t->shape[0] : 1), dtype_get(t->dtype)->name, (long long)n);
+    return MB_OK;
+}
+
+static mb_status check_matrix(const struct tensor_view *t, int64_t n, int64_t cols, const char *what, mb_error *err)
+{
+    if (t->n_dim == 2 && t->shape[0] == n && t->shape[1] == cols) return MB_OK;
+    return mb_fail(err, MB_BAD_FORMAT, "tensor %s: found [%lld, %lld], wanted [%lld, %lld] (%s)", t->name,
+                   (long long)(t->n_dim > 0 ? t->shape[0] : 0), (long long)(t->n_dim > 1 ? t->shape[1] : 0), (long long)n,
+                   (long long)cols, what);
+}
+
+/* The quantised case: words, scales and biases must agree with bits and group (B-113). */
+static mb_status bind_quantised(const struct checkpoint *c, const char *path, const struct tensor_view *w,
+                                const struct bind_request *r, struct weight_source *out, mb_error *err)
+{
+    struct quant_spec *q = &out->spec;
+    const struct tensor_view *scales = checkpoint_findf(c, "%s.scales", path);
+    const struct tensor_view *biases = checkpoint_findf(c, "%s.biases", path);
+    int64_t words = quant_row_words(q, r->k);
+    if (w->n_dim == 2 && w->shape[0] == r->n && w->shape[1] != words && words > 0)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds %lld-bit codes by its shape [%lld, %lld], config.json says "
+                       "%d bits (%lld words a row)", w->name, (long long)(w->shape[1] * 32 / r->k), (long long)r->n,
+                       (long long)w->shape[1], q->bits, (long long)words);
+    MB_TRY(check_matrix(w, r->n, words, "u32 words of the quantised rows", err));
+    if (!scales) return mb_fail(err, MB_NOT_FOUND, "tensor %s.scales is missing", path);
+    if (r->k % q->group_size != 0)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: %lld inputs are no multiple of group size %d", w->name,
+                       (long long)r->k, q->group_size);
+    MB_TRY(check_matrix(scales, r->n, r->k / q->group_size, "one scale a group", err));
+    if (q->mode == QUANT_AFFINE) {
+        if (!biases) return mb_fail(err, MB_NOT_FOUND, "tensor %s.biases is missing", path);
+        MB_TRY(check_matrix(biases, r->n, r->k / q->group_size, "one bias a group", err));
+        if (biases->dtype != scales->dtype)
+            return mb_fail(err, MB_BAD_FORMAT, "tensor %s.biases is %s, its scales are %s", path,
+                           dtype_get(biases->dtype)->name, dtype_get(scales->dtype)->name);
+    }
+    out->dt = scales->dtype;
+    out->scales = scales->data;
+    out->biases = biases ? biases->data : NULL;
+    return MB_OK;
+}
+
+mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
+                      const struct bind_request *r, struct weight_source *out, mb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    char *path = full_path(s, a, r->path);
+    if (!path) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    const struct tensor_view *w = checkpoint_findf(c, "%s.weight", path);
+    if (!w) return mb_fail(err, MB_NOT_FOUND, "tensor %s.weight is missing from the checkpoint", path);
+    out->name = path;
+    out->n = r->n;
+    out->k = r->k;
+    out->w = w->data;
+    out->gather_only = r->gather_only;
+    out->spec = quant_config_get(s->quant, path);
+    /* A module without scales beside it is a plain matrix, whatever the global entry says (as mlx-lm's loader does). */
+    if (out->spec.mode != QUANT_NONE && w->dtype != DT_U32 && !checkpoint_findf(c, "%s.scales", path))
+        out->spec = (struct quant_spec){ QUANT_NONE, 0, 0 };
+    if (out->spec.mode != QUANT_NONE) return bind_quantised(c, path, w, r, out, err);
+    if (w->dtype == DT_U32)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds packed codes, but config.json has no quantization entry for it",
+                       w->name);
+    if (w->dtype != DT_F32 && w->dtype != DT_F16 && w->dtype != DT_BF16)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes F32, F16, BF16 and MLX affine weights: "
+                       "convert it with mlx-bun convert", w->name, dtype_get(w->dtype)->name);
+    out->dt = w->dtype;
+    return check_matrix(w, r->n, r->k, dtype_get(w->dtype)->name, err);
+}
+
+mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    char path[128];
+    for (int i = 0; i < s->n_layer; i++) {
+        const struct layer_spec *l = &s->layers[i];
+        struct layer_weights *w = &m->layers[i];
+        int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
+        struct { const char *name; int64_t n, k; struct weight *dst; } part[] = {
+            { "self_attn.q_proj", nq, s->d_model, &w->q },     { "self_attn.k_proj", nkv, s->d_model, &w->k },
+            { "self_attn.v_proj", nkv, s->d_model, &w->v },    { "self_attn.o_proj", s->d_model, nq, &w->o },
+            { "mlp.gate_proj", l->d_ff, s->d_model, &w->gate }, { "mlp.up_proj", l->d_ff, s->d_model, &w->up },
+            { "mlp.down_proj", s->d_model, l->d_ff, &w->down },
+        };
+        for (size_t p = 0; p < sizeof part / sizeof part[0]; p++) {
+            snprintf(path, sizeof path, "layers.%d.%s", i, part[p].name);
+            struct bind_request r = { path, part[p].n, part[p].k, false };
+            MB_TRY(visit(ctx, &r, part[p].dst, err));
+        }
+    }
+    struct bind_request embed = { "embed_tokens", s->n_vocab, s->d_model, !s->tied_head };
+    MB_TRY(visit(ctx, &embed, &m->embed, err));
+    struct bind_request head = { "lm_head", s->n_vocab, s->d_model, false };
+    return s->tied_head ? MB_OK : visit(ctx, &head, &m->head, err);
+}
+
+/* A vector as float32, 64-byte aligned by the arena's rounding; plus_one folds Gemma's weight + 1. */
+static mb_status load_vector(struct model *m, const struct checkpoint *c, const char *path, int64_t n, bool plus_one,
+                             bool optional, const float **out, mb_error *err)
+{
+    *out = NULL;
+    const struct tensor_view *t = checkpoint_findf(c, "%s%s", m->spec.prefix, path);
+    if (!t && optional) return MB_OK;
+    if (!t) return mb_fail(err, MB_NOT_FOUND, "tensor %s%s is missing from the checkpoint", m->spec.prefix, path);
+    MB_TRY(check_vector(t, n, err));
+    float *v = arena_alloc_array(&m->arena, (size_t)n, sizeof *v);
+    if (!v) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, t->data + 2 * i, sizeof h);
+        if (t->dtype == DT_F32) memcpy(&v[i], t->data + 4 * i, 4);
+        else if (t->dtype == DT_F16) v[i] = f16_to_f32(h);
+        else if (t->dtype == DT_BF16) v[i] = bf16_to_f32(h);
+        else return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s, wanted F32, F16 or BF16", t->name, dtype_get(t->dtype)->name);
+        if (plus_one) v[i] += 1.0f;
+    }
+    *out = v;
+    return MB_OK;
+}
+
+static mb_status load_layer_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    const struct layer_spec *l = &s->layers[i];
+    struct layer_weights *w = &m->layers[i];
+    int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
+    bool one = s->norm_plus_one;
+    const struct { const char *name; int64_t n; bool plus_one, wanted; const float **dst; } part[] = {
+        { "input_layernorm.weight", s->d_model, one, true, &w->attn_norm },
+        /* Where there are norms after the blocks, "post_attention" is one of them and the MLP has its own pre-norm. */
+        { s->post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", s->d_model, one, true,
+          &w->mlp_norm },
+        { "post_attention_layernorm.weight", s->d_model, one, s->post_norms, &w->post_attn_norm },
+        { "post_feedforward_layernorm.weight", s->d_model, one, s->post_norms, &w->post_mlp_norm },
+        { "self_attn.q_norm.weight", l->head_dim, one, l->qk_norm, &w->q_norm },
+        { "self_attn.k_norm.weight", l->head_dim, one, l->qk_norm, &w->k_norm },
+        { "self_attn.q_proj.bias", nq, false, s->attn_bias_qkv, &w->q_bias },
+        { "self_attn.k_proj.bias", nkv, false, s->attn_bias_qkv, &w->k_bias },
+        { "self_attn.v_proj.bias", nkv, false, s->attn_bias_qkv, &w->v_bias },
+        { "self_attn.o_proj.bias", s->d_model, false, s->attn_bias_o, &w->o_bias },
+        { "mlp.gate_proj.bias", l->d_ff, false, s->mlp_bias, &w->gate_bias },
+        { "mlp.up_proj.bias", l->d_ff, false, s->mlp_bias, &w->up_bias },
+        { "mlp.down_proj.bias", s->d_model, false, s->mlp_bias, &w->down_bias },
+    };
+    char path[128];
+    for (size_t p = 0; p < sizeof part / sizeof part[0]; p++) {
+        snprintf(path, sizeof path, "layers.%d.%s", i, part[p].name);
+        if (part[p].wanted)
+            MB_TRY(load_vector(m, c, path, part[p].n, part[p].plus_one, false, part[p].dst, err));
+        else if (strstr(path, ".bias") && checkpoint_findf(c, "%s%s", s->prefix, path))
+            return mb_fail(err, MB_BAD_FORMAT, "tensor %s%s is in the checkpoint, but config.json says there is no such bias",
+                           s->prefix, path);
+    }
+    return MB_OK;
+}
+
+struct pack_ctx {
+    struct model *m;
+    const struct checkpoint *c;
+    const struct model_options *opt;
+    size_t done_bytes, total_bytes;
+};
+
+static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err)
+{
+    struct pack_ctx *p = ctx;
+    struct weight_source src;
+    size_t bytes = 0;
+    MB_TRY(bind_source(&p->m->spec, p->c, &p->m->arena, r, &src, err));
+    src.i_module = p->m->n_modules++;
+    dst->n = r->n;
+    dst->k = r->k;
+    dst->i_module = src.i_module;
+    dst->name = src.name;
+    MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
+    MB_TRY(p->m->ops->pack(p->m->device, &src, dst, err));
+    p->m->weight_bytes += bytes;
+    const char *suffix[] = { "weight", "scales", "biases" };
+    for (int i = 0; i < 3; i++) {
+        const struct tensor_view *t = checkpoint_findf(p->c, "%s.%s", src.name, suffix[i]);
+        if (!t) continue;
+        p->done_bytes += t->size_bytes;
+        if (!r->gather_only) checkpoint_drop(p->c, t);
+    }
+    if (p->opt->progress && p->total_bytes)
+        p->opt->progress(p->opt->progress_ctx, (double)p->done_bytes / (double)p->total_bytes);
+    return MB_OK;
+}
+
+mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct model_options *opt, mb_error *err)
+{
+    struct pack_ctx p = { m, c, opt, 0, checkpoint_total_bytes(c) };
+    for (int i = 0; i < m->spec.n_layer; i++) MB_TRY(load_layer_vectors(m, c, i, err));
+    MB_TRY(load_vector(m, c, "norm.weight", m->spec.d_model, m->spec.norm_plus_one, false, &m->final_norm, err));
+    return bind_visit(m, pack_one, &p, err);
+}

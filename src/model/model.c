@@ -1,0 +1,215 @@
+/* model.c: opens and closes a model instance: config -> spec -> weights -> plan -> compiled plan.
+ * Owns every piece in struct model. Rope tables have address space for the whole context and are filled as far as
+ * sequences reach, between steps.
+ */
+#include <string.h>
+#include <sys/mman.h>
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "model/model_int.h"
+
+#define ROPE_FIRST_POSITIONS 4096
+#define MODEL_M_MAX 2048
+#define MODEL_DRAWS_AT_ONCE 64 /* drawing positions whose logits exist at the same time */
+
+static mb_status rope_tables_open(struct model *m, mb_error *err)
+{
+    m->ropes = arena_alloc_array(&m->arena, (size_t)m->spec.n_ropes, sizeof *m->ropes);
+    if (!m->ropes && m->spec.n_ropes) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (int i = 0; i < m->spec.n_ropes; i++) {
+        size_t bytes = (size_t)m->spec.n_context * (size_t)m->spec.ropes[i].n_rot * sizeof(float);
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) return mb_fail(err, MB_NO_MEMORY, "cannot reserve %zu bytes for a rope table", bytes);
+        m->ropes[i].cs = p;
+        m->ropes[i].reserved_bytes = bytes;
+    }
+    return model_reserve_positions(m, m->spec.n_context < ROPE_FIRST_POSITIONS ? m->spec.n_context : ROPE_FIRST_POSITIONS,
+                                   err);
+}
+
+mb_status model_reserve_positions(struct model *m, int32_t n, mb_error *err)
+{
+    if (n > m->spec.n_context)
+        return mb_fail(err, MB_CONTEXT_LENGTH, "position %d is beyond the model's context of %d", n, m->spec.n_context);
+    for (int i = 0; i < m->spec.n_ropes; i++) {
+        struct rope_table *t = &m->ropes[i];
+        if (t->n_filled >= n) continue;
+        /* In steps of a quarter more, so that a long decode does not stop at every token. */
+        int64_t up_to = (int64_t)n + n / 4;
+        if (up_to > m->spec.n_context) up_to = m->spec.n_context;
+        rope_table_fill(&m->spec.ropes[i], m->spec.n_context, t->n_filled, (int32_t)up_to, t->cs);
+        t->n_filled = (int32_t)up_to;
+    }
+    return MB_OK;
+}
+
+/* Names, types, shapes and a sample of bytes of every tensor: cheap, and different for different weights. */
+static uint64_t fingerprint(const struct checkpoint *c)
+{
+    XXH64_state_t *h = XXH64_createState();
+    if (!h) return 0;
+    XXH64_reset(h, 0);
+    for (size_t i = 0; i < checkpoint_n_tensors(c); i++) {
+        const struct tensor_view *t = checkpoint_at(c, i);
+        XXH64_update(h, t->name, strlen(t->name) + 1);
+        XXH64_update(h, &t->dtype, sizeof t->dtype);
+        XXH64_update(h, t->shape, sizeof t->shape);
+        size_t n = t->size_bytes < 256 ? t->size_bytes : 256;
+        XXH64_update(h, t->data, n);
+        XXH64_update(h, t->data + (t->size_bytes - n) / 2, n);
+        XXH64_update(h, t->data + t->size_bytes - n, n);
+    }
+    uint64_t v = XXH64_digest(h);
+    XXH64_freeState(h);
+    return v;
+}
+
+static void set_kinds(struct model *m, int kv_format)
+{
+    int format = kv_format >= 0 ? kv_format : m->tier == TIER_F32 ? 2 : m->spec.kv_format;
+    for (int i = 0; i < m->spec.n_kinds; i++) {
+        m->spec.kinds[i].format = format;
+        m->ops->kv_sizes(m->device, &m->spec.kinds[i]);
+    }
+}
+
+static void set_limits(struct model *m, const struct model_options *opt)
+{
+    if (opt->n_context > 0 && opt->n_context < m->spec.n_context) m->spec.n_context = opt->n_context;
+    m->plan.m_max = opt->m_max > 0 ? opt->m_max : MODEL_M_MAX;
+    if (m->plan.m_max < opt->n_rows_max) m->plan.m_max = opt->n_rows_max;
+    m->plan.n_draw_max = MODEL_DRAWS_AT_ONCE;
+    m->compile_opt.n_rows_max = opt->n_rows_max > 0 ? opt->n_rows_max : 1;
+}
+
+static mb_status open_parts(struct model *m, const char *dir, const struct model_options *opt, mb_error *err)
+{
+    MB_TRY(model_config_read(&m->spec, dir, err));
+    set_limits(m, opt);
+    set_kinds(m, opt->kv_format);
+    MB_TRY(checkpoint_open(&m->source, dir, err));
+    MB_TRY(bind_find_prefix(&m->spec, m->source, err));
+    m->fingerprint = fingerprint(m->source);
+    m->layers = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer, sizeof *m->layers);
+    if (!m->layers) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    MB_TRY(bind_weights(m, m->source, opt, err));
+    if (m->spec.tied_head) {
+        checkpoint_close(m->source);
+        m->source = NULL;
+    }
+    MB_TRY(rope_tables_open(m, err));
+    MB_TRY(plan_build(m, err));
+    m->scratch_bytes = m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt);
+    return m->ops->compile(m->device, &m->plan, &m->compile_opt, &m->compiled, err);
+}
+
+mb_status model_open(struct model **out, const char *dir, const struct model_options *opt, mb_error *err)
+{
+    *out = NULL;
+    struct model *m = mb_calloc(1, sizeof *m);
+    if (!m) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    arena_init(&m->arena, 0);
+    m->ops = opt->ops;
+    m->device = opt->device;
+    m->tier = opt->tier;
+    mb_status st = open_parts(m, dir, opt, err);
+    if (st != MB_OK) {
+        model_close(m);
+        return st;
+    }
+    *out = m;
+    return MB_OK;
+}
+
+static void free_weights(struct model *m)
+{
+    for (int i = 0; m->layers && i < m->spec.n_layer; i++) {
+        struct layer_weights *w = &m->layers[i];
+        struct weight *all[] = { &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down };
+        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) m->ops->weight_free(m->device, all[j]);
+    }
+    m->ops->weight_free(m->device, &m->embed);
+    m->ops->weight_free(m->device, &m->head);
+}
+
+void model_close(struct model *m)
+{
+    if (!m) return;
+    if (m->compiled) m->ops->compiled_free(m->compiled);
+    free_weights(m);
+    for (int i = 0; m->ropes && i < m->spec.n_ropes; i++)
+        if (m->ropes[i].cs) munmap(m->ropes[i].cs, m->ropes[i].reserved_bytes);
+    checkpoint_close(m->source);
+    model_spec_free(&m->spec);
+    arena_free(&m->arena);
+    mb_free(m);
+}
+
+const struct model_spec *model_spec_get(const struct model *m) { return &m->spec; }
+const struct plan *model_plan_get(const struct model *m) { return &m->plan; }
+const struct ops *model_ops(const struct model *m) { return m->ops; }
+struct device *model_device(const struct model *m) { return m->device; }
+struct compiled *model_compiled(const struct model *m) { return m->compiled; }
+enum fidelity_tier model_tier(const struct model *m) { return m->tier; }
+size_t model_weight_bytes(const struct model *m) { return m->weight_bytes; }
+size_t model_scratch_bytes(const struct model *m) { return m->scratch_bytes; }
+uint64_t model_fingerprint(const struct model *m) { return m->fingerprint; }
+
+struct size_ctx {
+    struct model *m;
+    const struct checkpoint *c;
+    size_t bytes;
+};
+
+static mb_status size_one(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err)
+{
+    struct size_ctx *p = ctx;
+    struct weight_source src;
+    size_t bytes = 0;
+    MB_TRY(bind_source(&p->m->spec, p->c, &p->m->arena, r, &src, err));
+    MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
+    dst->n = r->n;
+    dst->k = r->k;
+    dst->name = src.name;
+    p->bytes += bytes;
+    return MB_OK;
+}
+
+mb_status model_size_estimate(struct model_size *out, const char *dir, const struct model_options *opt, mb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    struct model *m = mb_calloc(1, sizeof *m);
+    if (!m) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    arena_init(&m->arena, 0);
+    m->ops = opt->ops;
+    m->device = opt->device;
+    m->tier = opt->tier;
+    struct size_ctx p = { m, NULL, 0 };
+    mb_status st = model_config_read(&m->spec, dir, err);
+    if (st == MB_OK) {
+        set_limits(m, opt);
+        set_kinds(m, opt->kv_format);
+        st = checkpoint_open(&m->source, dir, err);
+    }
+    if (st == MB_OK) st = bind_find_prefix(&m->spec, m->source, err);
+    if (st == MB_OK && !(m->layers = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer, sizeof *m->layers)))
+        st = mb_fail(err, MB_NO_MEMORY, "out of memory");
+    p.c = m->source;
+    if (st == MB_OK) st = bind_visit(m, size_one, &p, err);
+    if (st == MB_OK) {
+        /* The plan needs the tables' addresses only as values; none is read. */
+        m->ropes = arena_alloc_array(&m->arena, (size_t)m->spec.n_ropes, sizeof *m->ropes);
+        st = plan_build(m, err);
+    }
+    if (st == MB_OK) {
+        out->weight_bytes = p.bytes;
+        out->scratch_bytes = m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt);
+        out->n_kinds = m->spec.n_kinds;
+        memcpy(out->kinds, m->spec.kinds, sizeof out->kinds);
+        for (int i = 0; i < out->n_kinds; i++)
+            if (out->kinds[i].type == KIND_FULL) out->kv_bytes_per_token += out->kinds[i].page_bytes / 64;
+    }
+    model_close(m);
+    return st;
+}

@@ -1,0 +1,62 @@
+/* model_int.h: inside of a loaded model. bind.c fills the weights, plan.c writes the steps, model.c owns the whole. */
+#ifndef MODEL_MODEL_INT_H
+#define MODEL_MODEL_INT_H
+
+#include "format/safetensors.h"
+#include "model/model.h"
+
+/* Weights of one layer. Norm vectors are float32 with the family's + 1 folded in. */
+struct layer_weights {
+    struct weight q, k, v, o, gate, up, down;
+    const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* NULL = none */
+    const float *attn_norm, *mlp_norm, *post_attn_norm, *post_mlp_norm; /* NULL where the family has none */
+    const float *q_norm, *k_norm;
+};
+
+struct rope_table {
+    float *cs;            /* address space for n_context positions; owned (munmap) */
+    size_t reserved_bytes;
+    int32_t n_filled;
+};
+
+struct model {
+    struct model_spec spec;
+    const struct ops *ops;
+    struct device *device;
+    enum fidelity_tier tier;
+    struct checkpoint *source; /* kept open only when a gathered table stays mapped */
+    struct arena arena;        /* vectors, names, steps */
+    struct layer_weights *layers;
+    struct weight embed, head; /* head.impl NULL: tied, the embedding is the head */
+    const float *final_norm;
+    struct rope_table *ropes;  /* [spec.n_ropes] */
+    struct plan plan;
+    struct compiled *compiled;
+    struct compile_options compile_opt;
+    size_t weight_bytes, scratch_bytes;
+    uint64_t fingerprint;
+    int32_t n_modules;
+};
+
+/* What the binder wants to know of one matrix; also used to estimate sizes from headers alone. */
+struct bind_request {
+    const char *path;     /* module path below the prefix: "layers.0.self_attn.q_proj" */
+    int64_t n, k;         /* what the config says */
+    bool gather_only;
+};
+/* Look up, check shapes against the config and the quantisation entry, and describe the source. MB_BAD_FORMAT names the
+ * tensor and both widths (B-113); MB_NOT_FOUND names the tensor. name: full path, arena memory. */
+mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
+                      const struct bind_request *r, struct weight_source *out, mb_error *err);
+/* The common prefix of this checkpoint's tensors ("model.", "language_model.model." ...). MB_NOT_FOUND. */
+mb_status bind_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err);
+/* Visit every matrix of the model in load order; stops at the first failure. */
+typedef mb_status (*bind_visit_fn)(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err);
+mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err);
+/* Load everything: pack matrices, convert vectors, drop source pages. */
+mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct model_options *opt, mb_error *err);
+
+/* Write the plan over the bound weights (steps point into m). */
+mb_status plan_build(struct model *m, mb_error *err);
+
+#endif

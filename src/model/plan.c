@@ -1,0 +1,270 @@
+/* plan.c: a model_spec and its weights to the flat list of steps (ops/plan.h). One writer for every family: a switch of
+ * the spec is a step that is written or not, never a branch at run time.
+ *
+ *   embed -> residual
+ *   per layer: norm -> attn_in; linear q k v; rope + KV write -> q'; attend -> attn_out; linear o (+ residual)
+ *              norm -> mlp_in;  linear gate up; glu -> down_in; linear down (+ residual)
+ *   draws -> final norm -> head_in; linear head -> logits; sample
+ * With post-norms (gemma) o and down write to `branch`, and a norm adds that to the residual.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/model_int.h"
+
+#define STEPS_PER_LAYER 10
+#define STEPS_OUTSIDE 8
+#define LOG2_E 1.44269504088896340736f
+
+/* Buffers of the plan; linear inputs by (group) as their readers ask. */
+struct plan_bufs {
+    buf_id residual, q, k, v, q_rot, attn, branch, gate, up, draw_residual, logits;
+};
+
+struct writer {
+    struct model *m;
+    struct plan *p;
+    struct plan_bufs b;
+    mb_error *err;
+    bool failed;
+    int32_t cap;
+};
+
+static buf_id add_buf(struct writer *w, const char *name, enum buf_type type, int64_t width, int32_t group, bool per_draw)
+{
+    struct plan *p = w->p;
+    for (int i = 0; i < p->n_bufs; i++) {
+        struct plan_buf *b = &p->bufs[i];
+        if (b->type == type && b->width == width && b->group == group && b->per_draw == per_draw && strcmp(b->name, name) == 0)
+            return (buf_id)i;
+    }
+    if (p->n_bufs == PLAN_MAX_BUFS) {
+        w->failed = true;
+        mb_fail(w->err, MB_UNSUPPORTED, "the plan needs more than %d buffers: too many different group sizes", PLAN_MAX_BUFS);
+        return -1;
+    }
+    p->bufs[p->n_bufs] = (struct plan_buf){ .name = name, .type = type, .per_draw = per_draw, .width = (int32_t)width,
+                                            .group = group, .device = -1 };
+    return (buf_id)p->n_bufs++;
+}
+
+static struct plan_step *add_step(struct writer *w, enum step_op op, int i_layer, buf_id in, buf_id out)
+{
+    struct plan *p = w->p;
+    if (p->n_steps == w->cap) w->failed = true;
+    struct plan_step *s = &p->steps[w->failed ? w->cap - 1 : p->n_steps++];
+    memset(s, 0, sizeof *s);
+    s->op = op;
+    s->i_layer = (int16_t)i_layer;
+    s->in = in;
+    s->out = out;
+    s->add_to = -1;
+    for (int i = 0; i < PLAN_MAX_OUTS; i++) s->outs[i] = -1;
+    return s;
+}
+
+/* Group of activations that a weight wants: its own, or 0 for floats. */
+static int32_t weight_group(const struct writer *w, const struct weight *x)
+{
+    struct quant_spec q = quant_config_get(w->m->spec.quant, x->name);
+    return w->m->ops->act_group(w->m->device, x, q.group_size);
+}
+
+/* Linear inputs named `name` for up to n weights of width k: one buffer per distinct group, listed in step->outs. */
+static void add_inputs(struct writer *w, struct plan_step *step, const char *name, const struct weight *const *x, int n,
+                       bool per_draw, buf_id *in_of)
+{
+    int n_out = 0;
+    for (int i = 0; i < n; i++) {
+        buf_id b = add_buf(w, name, BUF_ACT, x[i]->k, weight_group(w, x[i]), per_draw);
+        int j = 0;
+        while (j < n_out && step->outs[j] != b) j++;
+        if (j == n_out) {
+            if (n_out == PLAN_MAX_OUTS) { w->failed = true; return; }
+            step->outs[n_out++] = b;
+        }
+        in_of[i] = b;
+    }
+}
+
+struct part {
+    const struct weight *w;
+    const float *bias;
+    buf_id out;
+    bool add;
+};
+
+/* One STEP_LINEAR per distinct input, with all parts that read it. */
+static void add_linears(struct writer *w, int i_layer, const struct part *parts, const buf_id *in_of, int n, float softcap)
+{
+    bool done[PLAN_MAX_PARTS] = { false };
+    for (int i = 0; i < n; i++) {
+        if (done[i]) continue;
+        struct plan_step *s = add_step(w, STEP_LINEAR, i_layer, in_of[i], -1);
+        for (int j = i; j < n; j++) {
+            if (done[j] || in_of[j] != in_of[i]) continue;
+            done[j] = true;
+            int p = s->u.linear.n_parts++;
+            s->u.linear.part[p].w = parts[j].w;
+            s->u.linear.part[p].bias = parts[j].bias;
+            s->u.linear.part[p].out = parts[j].out;
+            s->u.linear.part[p].add = parts[j].add;
+            s->u.linear.part[p].softcap = softcap;
+        }
+    }
+}
+
+static struct plan_step *add_norm(struct writer *w, int i_layer, buf_id in, const float *weight)
+{
+    struct plan_step *s = add_step(w, STEP_NORM, i_layer, in, -1);
+    s->u.norm.weight = weight;
+    s->u.norm.eps = w->m->spec.norm_eps;
+    return s;
+}
+
+/* residual += norm(branch) */
+static void add_post_norm(struct writer *w, int i_layer, const float *weight)
+{
+    struct plan_step *s = add_norm(w, i_layer, w->b.branch, weight);
+    s->post_add = true;
+    s->add_to = w->b.residual;
+}
+
+static void add_rope_kv(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    const struct layer_spec *l = &spec->layers[i_layer];
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    struct plan_step *s = add_step(w, STEP_ROPE_KV, i_layer, w->b.q, w->b.q_rot);
+    s->u.rope_kv.k = w->b.k;
+    s->u.rope_kv.v = w->b.v;
+    s->u.rope_kv.q_norm = lw->q_norm;
+    s->u.rope_kv.k_norm = lw->k_norm;
+    s->u.rope_kv.norm_eps = spec->norm_eps;
+    s->u.rope_kv.n_head = l->n_head;
+    s->u.rope_kv.n_head_kv = l->n_head_kv;
+    s->u.rope_kv.head_dim = l->head_dim;
+    s->u.rope_kv.i_kind = l->i_kind;
+    s->u.rope_kv.i_in_kind = l->i_in_kind;
+    s->u.rope_kv.q_scale = l->attn_softcap > 0 ? l->attn_scale : LOG2_E * l->attn_scale;
+    if (l->i_rope >= 0) {
+        const struct rope_params *r = &spec->ropes[l->i_rope];
+        s->u.rope_kv.rope = (struct rope_spec){ .n_rot = r->n_rot, .interleaved = r->interleaved,
+                                                .table = w->m->ropes[l->i_rope].cs, .n_position = spec->n_context };
+    }
+}
+
+static void add_attention(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    const struct layer_spec *l = &spec->layers[i_layer];
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    const struct weight *qkv[3] = { &lw->q, &lw->k, &lw->v };
+    buf_id in_of[3];
+    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->attn_norm), "attn_in", qkv, 3, false, in_of);
+    struct part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false }, { &lw->k, lw->k_bias, w->b.k, false },
+                             { &lw->v, lw->v_bias, w->b.v, false } };
+    add_linears(w, i_layer, parts, in_of, 3, 0);
+    add_rope_kv(w, i_layer);
+
+    struct plan_step *s = add_step(w, STEP_ATTEND, i_layer, w->b.q_rot, w->b.attn);
+    s->u.attend.n_head = l->n_head;
+    s->u.attend.n_head_kv = l->n_head_kv;
+    s->u.attend.head_dim = l->head_dim;
+    s->u.attend.i_kind = l->i_kind;
+    s->u.attend.i_in_kind = l->i_in_kind;
+    s->u.attend.softcap = l->attn_softcap;
+    s->u.attend.window = l->window;
+    s->u.attend.causal = true;
+    const struct weight *o[1] = { &lw->o };
+    add_inputs(w, s, "o_in", o, 1, false, in_of);
+    struct part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms };
+    add_linears(w, i_layer, &out, in_of, 1, 0);
+    if (spec->post_norms) add_post_norm(w, i_layer, lw->post_attn_norm);
+}
+
+static void add_mlp(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    const struct weight *gate_up[2] = { &lw->gate, &lw->up };
+    const struct weight *down[1] = { &lw->down };
+    buf_id in_of[2];
+    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->mlp_norm), "mlp_in", gate_up, 2, false, in_of);
+    struct part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false }, { &lw->up, lw->up_bias, w->b.up, false } };
+    add_linears(w, i_layer, parts, in_of, 2, 0);
+    struct plan_step *s = add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
+    s->u.glu.kind = spec->glu;
+    s->u.glu.up = w->b.up;
+    s->u.glu.width = spec->layers[i_layer].d_ff;
+    add_inputs(w, s, "down_in", down, 1, false, in_of);
+    struct part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms };
+    add_linears(w, i_layer, &out, in_of, 1, 0);
+    if (spec->post_norms) add_post_norm(w, i_layer, lw->post_mlp_norm);
+}
+
+static void add_head(struct writer *w)
+{
+    struct model *m = w->m;
+    const struct weight *head[1] = { m->spec.tied_head ? &m->embed : &m->head };
+    buf_id in_of[1];
+    add_step(w, STEP_DRAWS, -1, w->b.residual, w->b.draw_residual);
+    add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, in_of);
+    struct part part = { head[0], NULL, w->b.logits, false };
+    add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
+    add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);
+}
+
+static void add_all_bufs(struct writer *w)
+{
+    const struct model_spec *s = &w->m->spec;
+    int64_t nq = 0, nkv = 0, ff = 0;
+    for (int i = 0; i < s->n_layer; i++) {
+        const struct layer_spec *l = &s->layers[i];
+        if ((int64_t)l->n_head * l->head_dim > nq) nq = (int64_t)l->n_head * l->head_dim;
+        if ((int64_t)l->n_head_kv * l->head_dim > nkv) nkv = (int64_t)l->n_head_kv * l->head_dim;
+        if (l->d_ff > ff) ff = l->d_ff;
+    }
+    w->b.residual = add_buf(w, "residual", BUF_F32, s->d_model, 0, false);
+    w->b.q = add_buf(w, "q", BUF_F32, nq, 0, false);
+    w->b.k = add_buf(w, "k", BUF_F32, nkv, 0, false);
+    w->b.v = add_buf(w, "v", BUF_F32, nkv, 0, false);
+    w->b.q_rot = add_buf(w, "q_rot", BUF_F32, nq, 0, false);
+    w->b.attn = add_buf(w, "attn", BUF_F32, nq, 0, false);
+    w->b.branch = s->post_norms ? add_buf(w, "branch", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.gate = add_buf(w, "gate", BUF_F32, ff, 0, false);
+    w->b.up = add_buf(w, "up", BUF_F32, ff, 0, false);
+    w->b.draw_residual = add_buf(w, "draw_residual", BUF_F32, s->d_model, 0, true);
+    w->b.logits = add_buf(w, "logits", BUF_F32, s->n_vocab, 0, true);
+}
+
+mb_status plan_build(struct model *m, mb_error *err)
+{
+    struct plan *p = &m->plan;
+    struct writer w = { .m = m, .p = p, .err = err, .cap = m->spec.n_layer * STEPS_PER_LAYER + STEPS_OUTSIDE };
+    p->tier = m->tier;
+    p->n_layer = m->spec.n_layer;
+    p->d_model = m->spec.d_model;
+    p->n_vocab = m->spec.n_vocab;
+    p->n_context = m->spec.n_context;
+    p->n_kinds = m->spec.n_kinds;
+    p->n_modules = m->n_modules;
+    memcpy(p->kinds, m->spec.kinds, sizeof p->kinds);
+    p->steps = arena_alloc_array(&m->arena, (size_t)w.cap, sizeof *p->steps);
+    p->layer_first = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer + 1, sizeof *p->layer_first);
+    if (!p->steps || !p->layer_first) return mb_fail(err, MB_NO_MEMORY, "out of memory for the plan");
+    add_all_bufs(&w);
+    struct plan_step *e = add_step(&w, STEP_EMBED, -1, -1, w.b.residual);
+    e->u.embed.table = &m->embed;
+    e->u.embed.scale = m->spec.embed_scale;
+    for (int i = 0; i < m->spec.n_layer; i++) {
+        p->layer_first[i] = p->n_steps;
+        add_attention(&w, i);
+        add_mlp(&w, i);
+    }
+    p->layer_first[m->spec.n_layer] = p->n_steps;
+    p->boundary[p->n_boundary++] = w.b.residual;
+    add_head(&w);
+    if (w.failed) return err && err->code != MB_OK ? err->code : mb_fail(err, MB_INTERNAL, "the plan outgrew its limits");
+    return MB_OK;
+}

@@ -1,0 +1,32 @@
+/* backend.c: the row of the CPU backend. */
+#include "ops/cpu/cpu_int.h"
+
+const struct ops ops_cpu = {
+    .name = "cpu",
+    .async = false,
+    .device_open = cpu_device_open,
+    .device_close = cpu_device_close,
+    .device_describe = cpu_device_describe,
+    .device_class = cpu_device_class,
+    .pack_bytes = cpu_pack_bytes,
+    .pack = cpu_weight_pack,
+    .weight_free = cpu_weight_free,
+    .act_group = cpu_act_group,
+    .weight_row = cpu_weight_row,
+    .kv_sizes = cpu_kv_sizes,
+    .pool_reserve = cpu_pool_reserve,
+    .page_copy = cpu_page_copy,
+    .pool_release = cpu_pool_release,
+    .page_read = cpu_page_read,
+    .page_write = cpu_page_write,
+    .compile = cpu_compile,
+    .compiled_free = cpu_compiled_free,
+    .scratch_bytes = cpu_scratch_bytes,
+    .submit = cpu_submit,
+    .collect = cpu_collect,
+    .run_range = cpu_run_range,
+    .buffer = cpu_buffer,
+    .stats = cpu_stats,
+    .describe_step = cpu_describe_step,
+    .backward = NULL,
+};

@@ -1,0 +1,70 @@
+/* batch.c: rows of a step to flat arrays: which row, id, index and position each token has, and which tokens draw. */
+#include "ops/cpu/cpu_int.h"
+
+static mb_status check_row(const struct compiled *c, const struct row *r, int32_t m_so_far, mb_error *err)
+{
+    const struct plan *p = c->plan;
+    if (r->n <= 0 || m_so_far + r->n > p->m_max)
+        return mb_fail(err, MB_INTERNAL, "a batch of %d tokens was submitted, the plan holds %d", m_so_far + r->n, p->m_max);
+    if (r->n_adapters)
+        return mb_fail(err, MB_UNSUPPORTED, "adapters are not in this version");
+    if (r->rope_axes == 3)
+        return mb_fail(err, MB_UNSUPPORTED, "three-axis positions are not in this version");
+    if (r->i_first < 0 || r->i_first + r->n > p->n_context)
+        return mb_fail(err, MB_CONTEXT_LENGTH, "index %d is beyond the context of %d", r->i_first + r->n, p->n_context);
+    for (int32_t j = 0; j < r->n; j++)
+        if (r->ids[j] < 0 || r->ids[j] >= p->n_vocab)
+            return mb_fail(err, MB_INVALID, "token id %d is outside the vocabulary of %d", r->ids[j], p->n_vocab);
+    return MB_OK;
+}
+
+static void add_draws(struct cpu_batch *b, int32_t i_row, const struct row *r, struct row_result *result)
+{
+    int32_t n = row_n_draw(r);
+    for (int32_t j = 0; j < n; j++) {
+        struct cpu_draw_pos *d = &b->draws[b->n_draw++];
+        d->i_row = i_row;
+        d->i_token = b->row_first[i_row] + (r->draw == DRAW_LAST ? r->n - 1 : j);
+        d->pos = &r->draws[j];
+        d->out = &result->draws[j];
+        d->logits_out = r->logits_out;
+    }
+}
+
+mb_status cpu_batch_fill(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results,
+                         mb_error *err)
+{
+    struct cpu_batch *b = &c->batch;
+    b->rows = rows;
+    b->n_rows = n_rows;
+    b->results = results;
+    b->m = b->n_draw = 0;
+    for (int32_t i = 0; i < n_rows; i++) {
+        const struct row *r = &rows[i];
+        MB_TRY(check_row(c, r, b->m, err));
+        b->row_first[i] = b->m;
+        for (int32_t j = 0; j < r->n; j++, b->m++) {
+            b->row_of[b->m] = i;
+            b->id[b->m] = r->ids[j];
+            b->index[b->m] = r->i_first + j;
+            b->rope_pos[b->m] = r->rope_pos ? r->rope_pos[j] : r->i_first + j;
+        }
+        b->row_first[i + 1] = b->m;
+        results[i].status = MB_OK;
+        add_draws(b, i, r, &results[i]);
+        /* logits_out of a row is [n_draw][n_vocab]: give each draw its own line. */
+        for (int32_t j = 0; r->logits_out && j < row_n_draw(r); j++)
+            b->draws[b->n_draw - row_n_draw(r) + j].logits_out = r->logits_out + (int64_t)j * c->plan->n_vocab;
+    }
+    return MB_OK;
+}
+
+uint8_t *cpu_kv_area(const struct compiled *c, const struct row *r, int i_kind, int i_in_kind, int i_head, int32_t index)
+{
+    const struct kv_kind *k = &c->plan->kinds[i_kind];
+    const struct kv_table *t = &r->seq->kind[i_kind];
+    int32_t i_page = index / KV_PAGE_TOKENS;
+    if (i_page >= t->n_page || t->page[i_page] < 0) return NULL;
+    return c->dev->kv + (size_t)t->page[i_page] * KV_PAGE_UNIT +
+           ((size_t)i_in_kind * (size_t)k->n_head_kv + (size_t)i_head) * k->head_bytes;
+}

@@ -1,0 +1,168 @@
+/* compile.c: a plan to functions and addresses. One function lays out every buffer and scratch area; called with a NULL
+ * base it only counts, so that admission and compile use the same numbers. The whole is one mapping, touched as used.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/mem.h"
+#include "ops/cpu/cpu_int.h"
+
+static const struct { enum step_op op; cpu_step_fn run; const char *name; } step_table[] = {
+    { STEP_EMBED, cpu_step_embed, "embed" },       { STEP_NORM, cpu_step_norm, "norm" },
+    { STEP_LINEAR, cpu_step_linear, "linear" },    { STEP_ROPE_KV, cpu_step_rope_kv, "rope+kv" },
+    { STEP_ATTEND, cpu_step_attend, "attend" },    { STEP_GLU, cpu_step_glu, "glu" },
+    { STEP_DRAWS, cpu_step_draws, "draws" },       { STEP_SAMPLE, cpu_step_sample, "sample" },
+};
+
+static enum act_form tier_form(enum fidelity_tier tier, int32_t group)
+{
+    if (group == 0 || tier == TIER_F32) return ACT_F32;
+    return tier == TIER_L1 ? ACT_Q16 : ACT_Q8;
+}
+
+/* A piece of the block: its offset is returned, *off moves on. */
+static size_t take(size_t *off, size_t bytes)
+{
+    size_t at = *off;
+    *off += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+/* Lay everything out; base NULL: count only. c may then be a scratch struct. */
+static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, int32_t n_rows_max, uint8_t *base)
+{
+    size_t off = 0, at;
+    for (int i = 0; i < p->n_bufs; i++) {
+        const struct plan_buf *b = &p->bufs[i];
+        int64_t rows = b->per_draw ? p->n_draw_max : p->m_max;
+        c->form[i] = b->type == BUF_ACT ? tier_form(p->tier, b->group) : ACT_F32;
+        c->row_bytes[i] = act_row_bytes(c->form[i], b->width, b->group);
+        at = take(&off, (size_t)rows * c->row_bytes[i]);
+        c->bufs[i] = base ? base + at : NULL;
+    }
+    struct cpu_batch *b = &c->batch;
+    int32_t **ints[] = { &b->row_of, &b->id, &b->index, &b->rope_pos };
+    for (size_t i = 0; i < 4; i++) {
+        at = take(&off, (size_t)p->m_max * sizeof(int32_t));
+        *ints[i] = base ? (int32_t *)(base + at) : NULL;
+    }
+    at = take(&off, ((size_t)p->m_max + 1) * sizeof(int32_t));
+    b->row_first = base ? (int32_t *)(base + at) : NULL;
+    at = take(&off, (size_t)p->m_max * sizeof *b->draws);
+    b->draws = base ? (struct cpu_draw_pos *)(base + at) : NULL;
+    c->attn_partials_bytes = cpu_attn_partials_bytes(p, n_threads);
+    at = take(&off, c->attn_partials_bytes);
+    c->attn_partials = base ? base + at : NULL;
+    c->thread_scratch_bytes = (cpu_thread_scratch_bytes(p) + 4095) / 4096 * 4096;
+    for (int t = 0; t < n_threads; t++) {
+        at = take(&off, c->thread_scratch_bytes);
+        if (base) c->thread_scratch[t] = base + at;
+    }
+    (void)n_rows_max;
+    return off;
+}
+
+size_t cpu_scratch_bytes(struct device *d, const struct plan *p, const struct compile_options *opt)
+{
+    struct compiled c;
+    memset(&c, 0, sizeof c);
+    return lay_out(&c, p, pool_n_threads(d->pool), opt->n_rows_max, NULL);
+}
+
+static cpu_step_fn step_function(enum step_op op)
+{
+    for (size_t i = 0; i < sizeof step_table / sizeof step_table[0]; i++)
+        if (step_table[i].op == op) return step_table[i].run;
+    return NULL;
+}
+
+mb_status cpu_compile(struct device *d, const struct plan *p, const struct compile_options *opt, struct compiled **out,
+                      mb_error *err)
+{
+    int n_threads = pool_n_threads(d->pool);
+    struct compiled *c = mb_calloc(1, sizeof *c);
+    *out = NULL;
+    if (!c) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    c->dev = d;
+    c->plan = p;
+    c->i_draws = p->n_steps;
+    c->steps = mb_calloc((size_t)p->n_steps, sizeof *c->steps);
+    c->thread_scratch = mb_calloc((size_t)n_threads, sizeof *c->thread_scratch);
+    c->block_bytes = cpu_scratch_bytes(d, p, opt);
+    c->block = mmap(NULL, c->block_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (c->block == MAP_FAILED) c->block = NULL;
+    if (!c->steps || !c->thread_scratch || !c->block) {
+        mb_status st = mb_fail(err, MB_NO_MEMORY, "out of memory for %zu bytes of scratch", c->block_bytes);
+        cpu_compiled_free(c);
+        return st;
+    }
+    lay_out(c, p, n_threads, opt->n_rows_max, c->block);
+    for (int32_t i = 0; i < p->n_steps; i++) {
+        c->steps[i].s = &p->steps[i];
+        c->steps[i].run = step_function(p->steps[i].op);
+        if (p->steps[i].op == STEP_DRAWS) c->i_draws = i;
+        if (!c->steps[i].run) {
+            cpu_compiled_free(c);
+            return mb_fail(err, MB_UNSUPPORTED, "step %d (kind %d) is not in the CPU backend", i, (int)p->steps[i].op);
+        }
+    }
+    *out = c;
+    return MB_OK;
+}
+
+void cpu_compiled_free(struct compiled *c)
+{
+    if (!c) return;
+    if (c->block) munmap(c->block, c->block_bytes);
+    mb_free(c->steps);
+    mb_free(c->thread_scratch);
+    mb_free(c);
+}
+
+float *cpu_buffer(struct compiled *c, buf_id b, size_t *row_bytes)
+{
+    *row_bytes = c->row_bytes[b];
+    return c->plan->bufs[b].type == BUF_F32 ? (float *)c->bufs[b] : NULL;
+}
+
+void cpu_write_inputs(const struct compiled *c, const buf_id *outs, int64_t i, const float *x, int64_t col0, int64_t col1)
+{
+    const struct cpu_kernels *k = &c->dev->kernels;
+    for (int o = 0; o < PLAN_MAX_OUTS && outs[o] >= 0; o++) {
+        const struct plan_buf *b = &c->plan->bufs[outs[o]];
+        uint8_t *row = c->bufs[outs[o]] + (size_t)i * c->row_bytes[outs[o]];
+        enum act_form form = c->form[outs[o]];
+        if (form == ACT_F32)
+            memcpy((float *)row + col0, x + col0, (size_t)(col1 - col0) * sizeof(float));
+        else
+            k->quantise_groups(form, b->group, b->width, col0 / b->group, col1 / b->group, x, row);
+    }
+}
+
+static const char *weight_form(const struct weight *w, char out[24])
+{
+    const struct cpu_weight_impl *impl = w->impl;
+    static const char *const names[] = { "q4", "q8", "f" };
+    snprintf(out, 24, "%s%s%s", names[impl->packed.type], dtype_get(impl->packed.dt)->name,
+             impl->packed.type == CPU_W_F ? "" : impl->packed.g == 32 ? "g32" : impl->packed.g == 64 ? "g64" : "g");
+    return out;
+}
+
+void cpu_describe_step(struct compiled *c, int32_t i_step, char *text, size_t cap)
+{
+    const struct plan_step *s = &c->plan->steps[i_step];
+    static const char *const forms[] = { "f32", "q8", "q16" };
+    char form[24];
+    size_t n = (size_t)snprintf(text, cap, "%-8s", step_table[s->op].name);
+    if (s->in >= 0 && n < cap) n += (size_t)snprintf(text + n, cap - n, " %s", c->plan->bufs[s->in].name);
+    if (s->op == STEP_LINEAR)
+        for (int i = 0; i < s->u.linear.n_parts && n < cap; i++)
+            n += (size_t)snprintf(text + n, cap - n, " %s[%lldx%lld]->%s", weight_form(s->u.linear.part[i].w, form),
+                                  (long long)s->u.linear.part[i].w->n, (long long)s->u.linear.part[i].w->k,
+                                  c->plan->bufs[s->u.linear.part[i].out].name);
+    if (s->out >= 0 && n < cap) n += (size_t)snprintf(text + n, cap - n, " -> %s", c->plan->bufs[s->out].name);
+    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0 && n < cap; i++)
+        n += (size_t)snprintf(text + n, cap - n, " -> %s:%s", c->plan->bufs[s->outs[i]].name, forms[c->form[s->outs[i]]]);
+    if (n < cap) snprintf(text + n, cap - n, " [%s]", c->dev->kernels.level);
+}
