@@ -108,6 +108,12 @@ struct engine_client {
     void (*stats)(void *ctx, struct engine_stats *out);
     bool (*alive)(void *ctx);
     const struct gen_model_info *(*info)(void *ctx);
+    /* Raw vocabulary piece of an id (API-118), NULL for none; valid while the engine lives. */
+    const char *(*piece)(void *ctx, int32_t id, size_t *len);
+    /* Ids of a text into the arena; text of ids appended to out. */
+    mb_status (*tokenize)(void *ctx, struct str text, bool special, struct arena *a, int32_t **ids, int32_t *n,
+                          mb_error *err);
+    mb_status (*detokenize)(void *ctx, const int32_t *ids, int32_t n, bool skip_special, struct buf *out, mb_error *err);
 };
 
 struct gen_model_info {

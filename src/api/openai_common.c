@@ -1,0 +1,309 @@
+/* openai_common.c: the fields that chat and completions share (spec/api.md section 3): sampling values through the
+ * sampler table, token limits, stop strings, logit_bias, logprobs, streaming options; and the refusals: a field that
+ * asks for something this version cannot do is named in a 400, never ignored. Error texts are those of section 2 and
+ * Q6. Unknown fields are ignored (API-007). */
+#include <math.h>
+#include <string.h>
+
+#include "api/api_int.h"
+
+json_t *field_get(const json_t *obj, const char *name)
+{
+    json_t *v = json_object_get(obj, name);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+mb_status field_type_error(const char *name, const char *type, mb_error *err)
+{
+    return mb_fail_at(err, MB_INVALID, name, "%s must be of type %s", name, type);
+}
+
+mb_status field_bool(const json_t *obj, const char *name, bool *out, mb_error *err)
+{
+    const json_t *v = field_get(obj, name);
+    if (!v) return MB_OK;
+    if (!json_is_boolean(v)) return field_type_error(name, "bool", err);
+    *out = json_is_true(v);
+    return MB_OK;
+}
+
+static mb_status too_small(const char *name, int64_t min, mb_error *err)
+{
+    return mb_fail_at(err, MB_INVALID, name, "%s must be at least %lld", name, (long long)min);
+}
+
+static mb_status too_big(const char *name, int64_t max, mb_error *err)
+{
+    return mb_fail_at(err, MB_INVALID, name, "%s must be at most %lld", name, (long long)max);
+}
+
+mb_status field_int(const json_t *obj, const char *name, int64_t min, int64_t max, int64_t *out, mb_error *err)
+{
+    const json_t *v = field_get(obj, name);
+    if (!v) return MB_OK;
+    const char *big = json_bigint_text(v);
+    if (big) return big[0] == '-' ? too_small(name, min, err) : too_big(name, max, err);
+    if (!json_is_integer(v)) return field_type_error(name, "int", err);
+    int64_t i = json_integer_value(v);
+    if (i < min) return too_small(name, min, err);
+    if (i > max) return too_big(name, max, err);
+    *out = i;
+    return MB_OK;
+}
+
+mb_status field_text(struct buf *b, const json_t *v, const char **text, mb_error *err)
+{
+    struct json_write_opts opts = { 0 };
+    buf_clear(b);
+    json_write(b, v, &opts);
+    MB_TRY(buf_status(b, "request", err));
+    *text = b->data;
+    return MB_OK;
+}
+
+/* --- sampling --- */
+static mb_status sampling_value(struct sampler_values *values, const struct sampler_row *row, const json_t *v,
+                                mb_error *err)
+{
+    const char *big = json_bigint_text(v);
+    double d = big ? (big[0] == '-' ? -INFINITY : INFINITY) : json_number_value(v);
+    if (!big && !json_is_number(v)) return field_type_error(row->name, row->type == SAMPLER_INT ? "int" : "float", err);
+    if (row->type == SAMPLER_INT && !big && !json_is_integer(v)) return field_type_error(row->name, "int", err);
+    MB_TRY(sampler_row_check(row, d, big || json_is_integer(v), err));
+    *sampler_value_at(values, row) = (struct sampler_value){ d, true };
+    return MB_OK;
+}
+
+static mb_status sampling(struct api_request *r, const json_t *body, mb_error *err)
+{
+    size_t n;
+    const struct sampler_row *rows = sampler_rows(&n);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = field_get(body, rows[i].name);
+        if (v) MB_TRY(sampling_value(&r->gen.sampling, &rows[i], v, err));
+    }
+    return MB_OK;
+}
+
+/* B-032: null is absent, 0 and less are 400, a huge value is cut to the context by the engine. 1e9 is a number that is
+ * whole, so it is taken. */
+static mb_status token_limit(struct api_request *r, const json_t *body, const char *name, mb_error *err)
+{
+    const json_t *v = field_get(body, name);
+    if (!v) return MB_OK;
+    const char *big = json_bigint_text(v);
+    double d = big ? (big[0] == '-' ? -1.0 : 1e18) : json_number_value(v);
+    if (!big && !json_is_number(v)) return field_type_error(name, "int", err);
+    if (d != floor(d) || !isfinite(d)) return field_type_error(name, "int", err);
+    if (d < 1) return too_small(name, 1, err);
+    r->gen.max_tokens = d > INT32_MAX ? INT32_MAX : (int64_t)d;
+    return MB_OK;
+}
+
+static mb_status limits(struct api_request *r, const json_t *body, mb_error *err)
+{
+    int64_t min_tokens = 0, n = 1;
+    r->gen.max_tokens = -1;
+    MB_TRY(token_limit(r, body, "max_tokens", err));
+    MB_TRY(token_limit(r, body, "max_completion_tokens", err)); /* wins (API-044) */
+    MB_TRY(field_int(body, "min_tokens", 0, INT32_MAX, &min_tokens, err));
+    MB_TRY(field_bool(body, "ignore_eos", &r->gen.ignore_eos, err));
+    MB_TRY(field_int(body, "n", 1, API_MAX_CHOICES, &n, err));
+    r->gen.min_tokens = (int32_t)min_tokens;
+    r->gen.n_choices = (int32_t)n;
+    const json_t *best_of = field_get(body, "best_of");
+    if (best_of && !(json_is_integer(best_of) && json_integer_value(best_of) == n))
+        return mb_fail_at(err, MB_UNSUPPORTED, "best_of", "best_of is not supported; n gives several choices");
+    return MB_OK;
+}
+
+/* --- stop --- */
+static mb_status stop_string(const json_t *v, const char **out, mb_error *err)
+{
+    if (!json_is_string(v)) return mb_fail_at(err, MB_INVALID, "stop", "stop must be a string or an array of strings");
+    *out = json_string_value(v);
+    if (json_string_length(v) == 0) return mb_fail_at(err, MB_INVALID, "stop", "stop must not hold an empty string");
+    if (strlen(*out) != json_string_length(v))
+        return mb_fail_at(err, MB_INVALID, "stop", "stop must not hold a NUL character");
+    return MB_OK;
+}
+
+static mb_status stops(struct api_request *r, const json_t *body, mb_error *err)
+{
+    const json_t *v = field_get(body, "stop");
+    if (!v) return MB_OK;
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    const char **p = arena_alloc_array(&r->arena, n + 1, sizeof *p);
+    if (!p) return mb_fail(err, MB_NO_MEMORY, "no memory for stop strings");
+    for (size_t i = 0; i < n; i++) MB_TRY(stop_string(json_is_array(v) ? json_array_get(v, i) : v, &p[i], err));
+    r->gen.stops = p;
+    r->gen.n_stops = (int32_t)n;
+    return MB_OK;
+}
+
+/* --- logit_bias (API-024, API-055) --- */
+static bool bias_key(const char *key, int32_t *id)
+{
+    int64_t v = 0;
+    size_t n = strlen(key);
+    if (n == 0 || n > 10) return false;
+    for (size_t i = 0; i < n; i++) {
+        if (key[i] < '0' || key[i] > '9') return false;
+        v = v * 10 + (key[i] - '0');
+    }
+    *id = (int32_t)v;
+    return v <= INT32_MAX;
+}
+
+static mb_status logit_bias(struct api_request *r, const json_t *body, mb_error *err)
+{
+    static const char text[] = "logit_bias must be a dict of int to float";
+    json_t *v = field_get(body, "logit_bias");
+    const char *key;
+    json_t *x;
+    if (!v) return MB_OK;
+    if (!json_is_object(v)) return mb_fail_at(err, MB_INVALID, "logit_bias", "%s", text);
+    struct logit_bias *p = arena_alloc_array(&r->arena, json_object_size(v) + 1, sizeof *p);
+    int32_t n = 0;
+    if (!p) return mb_fail(err, MB_NO_MEMORY, "no memory for logit_bias");
+    json_object_foreach(v, key, x) {
+        if (!json_is_number(x) || !bias_key(key, &p[n].id)) return mb_fail_at(err, MB_INVALID, "logit_bias", "%s", text);
+        double bias = json_number_value(x);
+        if (bias > 1e6 || bias < -1e6)
+            return mb_fail_at(err, MB_INVALID, "logit_bias", "logit_bias values must be at least -1000000 and at most 1000000");
+        for (int32_t i = 0; i < n && n < 64; i++) /* "7" and "07" name one id */
+            if (p[i].id == p[n].id) return mb_fail_at(err, MB_INVALID, "logit_bias", "logit_bias names token %d twice", (int)p[n].id);
+        p[n++].bias = (float)bias;
+    }
+    r->gen.bias.p = p;
+    r->gen.bias.n = n;
+    return MB_OK;
+}
+
+/* --- logprobs (section 7) --- */
+static mb_status logprobs(struct api_request *r, const json_t *body, mb_error *err)
+{
+    bool on = false;
+    const json_t *v = field_get(body, "top_logprobs");
+    int64_t top = -1;
+    MB_TRY(field_bool(body, "logprobs", &on, err));
+    if (!(v && json_is_integer(v) && json_integer_value(v) == -1))
+        MB_TRY(field_int(body, "top_logprobs", 0, API_MAX_TOP_LOGPROBS, &top, err));
+    r->n_top = top > 0 ? (int32_t)top : 0;
+    r->want_logprobs = on || r->n_top > 0;
+    r->gen.logprobs = on;
+    r->gen.n_top_logprobs = r->n_top;
+    return MB_OK;
+}
+
+static mb_status streaming(struct api_request *r, const json_t *body, mb_error *err)
+{
+    MB_TRY(field_bool(body, "stream", &r->stream, err));
+    const json_t *o = field_get(body, "stream_options");
+    if (!o) return MB_OK;
+    if (!json_is_object(o)) return field_type_error("stream_options", "dict", err);
+    return field_bool(o, "include_usage", &r->include_usage, err);
+}
+
+/* --- what this version cannot do --- */
+static mb_status refuse(const char *name, const char *why, mb_error *err)
+{
+    return mb_fail_at(err, MB_UNSUPPORTED, name, "%s is not supported by this version%s", name, why);
+}
+
+static mb_status adapters(struct api_request *r, const json_t *body, mb_error *err)
+{
+    static const char *const names[] = { "adapter", "adapters" };
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *v = field_get(body, names[i]);
+        if (!v) continue;
+        if (!json_is_string(v)) return field_type_error(names[i], "str", err);
+        if (strcmp(json_string_value(v), "none") != 0)
+            return mb_fail_at(err, MB_INVALID, names[i], "%s names an adapter that is not mounted; \"none\" selects the base model",
+                              names[i]);
+        r->gen.adapter = "none";
+    }
+    return MB_OK;
+}
+
+static mb_status constraints(const json_t *body, mb_error *err)
+{
+    static const char *const names[] = { "guided_grammar", "guided_regex", "guided_choice", "guided_json",
+                                         "structured_outputs" };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (field_get(body, names[i])) return refuse(names[i], ": it cannot enforce a constraint yet", err);
+    const json_t *rf = field_get(body, "response_format");
+    if (!rf) return MB_OK;
+    const char *type = json_string_value(json_object_get(rf, "type"));
+    if (!type) return mb_fail_at(err, MB_INVALID, "response_format", "response_format must be an object with a type");
+    if (strcmp(type, "text") == 0) return MB_OK;
+    return refuse("response_format", ": only {\"type\": \"text\"} is", err);
+}
+
+static mb_status hlg(const json_t *body, mb_error *err)
+{
+    const json_t *v = field_get(body, "hlg");
+    bool enabled = false;
+    if (!v) return MB_OK;
+    if (!json_is_object(v)) return field_type_error("hlg", "dict", err);
+    MB_TRY(field_bool(v, "enabled", &enabled, err));
+    return enabled ? refuse("hlg", ": leave it out or send {\"enabled\": false}", err) : MB_OK;
+}
+
+mb_status common_compile(struct api_request *r, const json_t *body, mb_error *err)
+{
+    MB_TRY(streaming(r, body, err));
+    MB_TRY(limits(r, body, err));
+    MB_TRY(sampling(r, body, err));
+    MB_TRY(stops(r, body, err));
+    MB_TRY(logit_bias(r, body, err));
+    MB_TRY(logprobs(r, body, err));
+    MB_TRY(adapters(r, body, err));
+    MB_TRY(constraints(body, err));
+    return hlg(body, err);
+}
+
+/* --- life of a request --- */
+mb_status api_request_open(struct api_request **out, const struct api_dialect *d, const char *body, size_t len,
+                           mb_error *err)
+{
+    struct api_request *r = mb_calloc(1, sizeof *r);
+    *out = NULL;
+    if (!r) return mb_fail(err, MB_NO_MEMORY, "no memory for a request");
+    r->dialect = d;
+    arena_init(&r->arena, ((size_t)1 << 20) + 32 * len);
+    buf_init(&r->messages, 0);
+    buf_init(&r->tools, 0);
+    buf_init(&r->kwargs, 0);
+    mb_status st = json_read(&r->body, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err);
+    if (st == MB_OK && !json_is_object(r->body)) st = mb_fail(err, MB_INVALID, "the body must be a JSON object");
+    if (st == MB_OK) st = d->compile(r, r->body, err);
+    if (st != MB_OK) api_request_close(r);
+    else *out = r;
+    return st;
+}
+
+void api_request_started(struct api_request *r)
+{
+    json_decref(r->body);
+    r->body = NULL;
+    buf_free(&r->messages);
+    buf_free(&r->tools);
+    buf_free(&r->kwargs);
+    arena_free(&r->arena);
+    memset(&r->gen.text, 0, sizeof r->gen.text);
+    r->gen.messages_json = r->gen.tools_json = r->gen.template_kwargs_json = NULL;
+    r->gen.stops = NULL;
+    r->gen.bias.p = NULL;
+}
+
+void api_request_close(struct api_request *r)
+{
+    if (!r) return;
+    json_decref(r->body);
+    buf_free(&r->messages);
+    buf_free(&r->tools);
+    buf_free(&r->kwargs);
+    arena_free(&r->arena);
+    mb_free(r);
+}

@@ -1,0 +1,298 @@
+/* openai_render.c: gen_events -> chat.completion / text_completion, as JSON or as SSE chunks. One writer for both
+ * dialects and both modes, so that a stream's pieces join to the JSON answer (API-110).
+ *
+ * A stream: role delta, content and reasoning deltas, one chunk per choice with finish_reason; the last of these holds
+ * usage (API-105); with include_usage one more chunk without choices (Q11); "[DONE]". Stream chunks carry no logprobs
+ * (API-109). */
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "api/api_int.h"
+#include "base/clock.h"
+
+struct choice {
+    struct buf content, reasoning, logprobs;
+    enum gen_finish finish;
+    bool ended;
+};
+
+struct api_render {
+    const struct api_dialect *d;
+    const struct engine_client *client;
+    bool stream, include_usage, want_logprobs;
+    int32_t n_top, n_choices, n_ended;
+    char id[48];
+    int64_t created;
+    int32_t n_prompt, n_cached, n_completion, n_reasoning;
+    struct buf head;          /* ..."created": N, "model": "x" : the same in every chunk */
+    struct choice *choices;   /* [n_choices] */
+};
+
+static void make_id(struct api_render *w)
+{
+    uint8_t raw[14] = { 0 };
+    if (getrandom(raw, sizeof raw, 0) != (ssize_t)sizeof raw) {
+        int64_t t = clock_now_ns();
+        memcpy(raw, &t, sizeof t);
+    }
+    size_t n = (size_t)snprintf(w->id, sizeof w->id, "%s", w->d->id_prefix);
+    for (size_t i = 0; i < sizeof raw && n + 2 < sizeof w->id; i++, n += 2) snprintf(w->id + n, 3, "%02x", raw[i]);
+}
+
+static void make_head(struct api_render *w)
+{
+    const char *model = w->client->info(w->client->ctx)->id;
+    buf_init(&w->head, 0);
+    buf_printf(&w->head, "{\"id\": \"%s\", \"object\": \"%s\", \"created\": %lld, \"model\": ", w->id,
+               w->stream ? w->d->chunk_object : w->d->object, (long long)w->created);
+    json_write_string(&w->head, model, strlen(model));
+}
+
+mb_status api_render_open(struct api_render **out, const struct api_request *r, const struct engine_client *client,
+                          mb_error *err)
+{
+    struct api_render *w = mb_calloc(1, sizeof *w);
+    *out = NULL;
+    if (!w) return mb_fail(err, MB_NO_MEMORY, "no memory for an answer");
+    w->d = r->dialect;
+    w->client = client;
+    w->stream = r->stream;
+    w->include_usage = r->include_usage;
+    w->want_logprobs = r->want_logprobs && !r->stream;
+    w->n_top = r->n_top;
+    w->n_choices = r->gen.n_choices;
+    w->created = clock_unix_s();
+    make_id(w);
+    make_head(w);
+    w->choices = mb_calloc((size_t)w->n_choices, sizeof *w->choices);
+    if (!w->choices || w->head.failed) {
+        api_render_close(w);
+        return mb_fail(err, MB_NO_MEMORY, "no memory for an answer");
+    }
+    *out = w;
+    return MB_OK;
+}
+
+void api_render_close(struct api_render *w)
+{
+    if (!w) return;
+    for (int32_t i = 0; w->choices && i < w->n_choices; i++) {
+        buf_free(&w->choices[i].content);
+        buf_free(&w->choices[i].reasoning);
+        buf_free(&w->choices[i].logprobs);
+    }
+    mb_free(w->choices);
+    buf_free(&w->head);
+    mb_free(w);
+}
+
+/* --- pieces of JSON --- */
+static void put_usage(struct api_render *w, struct buf *out)
+{
+    int32_t batch = w->client->info(w->client->ctx)->batch;
+    buf_printf(out,
+               "{\"prompt_tokens\": %d, \"completion_tokens\": %d, \"total_tokens\": %d, "
+               "\"prompt_tokens_details\": {\"cached_tokens\": %d}, "
+               "\"completion_tokens_details\": {\"reasoning_tokens\": %d}, \"lane\": \"%s\"}",
+               (int)w->n_prompt, (int)w->n_completion, (int)(w->n_prompt + w->n_completion), (int)w->n_cached,
+               (int)w->n_reasoning, batch == 1 ? "serial" : "batched");
+}
+
+static const char *finish_name(enum gen_finish f)
+{
+    return f == GEN_FINISH_LENGTH ? "length" : f == GEN_FINISH_TOOL_CALLS ? "tool_calls" : "stop";
+}
+
+static void put_str(struct buf *out, const struct buf *b)
+{
+    json_write_string(out, b->data ? b->data : "", b->len);
+}
+
+/* --- logprobs (section 7) --- */
+static void put_pair(struct api_render *w, struct buf *out, int32_t id, float logprob)
+{
+    size_t len = 0;
+    const char *piece = w->client->piece(w->client->ctx, id, &len);
+    buf_printf(out, "\"id\": %d, \"token\": ", (int)id);
+    json_write_string(out, piece ? piece : "", len);
+    buf_append_str(out, ", \"logprob\": ");
+    json_write_double(out, (double)logprob);
+}
+
+static void add_logprob(struct api_render *w, struct choice *c, const struct gen_token_info *t)
+{
+    struct buf *out = &c->logprobs;
+    int32_t n = t->n_top < w->n_top ? t->n_top : w->n_top;
+    buf_append_str(out, out->len ? ", {" : "{");
+    if (w->n_top == 0) {
+        buf_printf(out, "\"id\": %d, \"logprob\": ", (int)t->id);
+        json_write_double(out, (double)t->logprob);
+    } else { /* API-116: the head is the top candidate */
+        put_pair(w, out, n ? t->top_id[0] : t->id, n ? t->top_logprob[0] : t->logprob);
+        buf_append_str(out, ", \"top_logprobs\": [");
+        for (int32_t i = 0; i < n; i++) {
+            buf_append_str(out, i ? ", {" : "{");
+            put_pair(w, out, t->top_id[i], t->top_logprob[i]);
+            buf_append_str(out, "}");
+        }
+        buf_append_str(out, "]");
+    }
+    buf_append_str(out, "}");
+}
+
+/* --- chunks --- */
+static void chunk_begin(struct api_render *w, int32_t i_choice, struct buf *out)
+{
+    buf_append_str(out, "data: ");
+    buf_append(out, w->head.data, w->head.len);
+    buf_printf(out, ", \"choices\": [{\"index\": %d, ", (int)i_choice);
+}
+
+static void chunk_role(struct api_render *w, struct buf *out)
+{
+    for (int32_t i = 0; w->d->is_chat && i < w->n_choices; i++) {
+        chunk_begin(w, i, out);
+        buf_append_str(out, "\"delta\": {\"role\": \"assistant\", \"content\": \"\"}, \"finish_reason\": null}]}\n\n");
+    }
+}
+
+static void chunk_text(struct api_render *w, const struct gen_event *ev, struct buf *out)
+{
+    struct str t = ev->u.text.text;
+    chunk_begin(w, ev->i_choice, out);
+    if (!w->d->is_chat) {
+        buf_append_str(out, "\"text\": ");
+        json_write_string(out, t.ptr, t.len);
+        buf_append_str(out, ", \"finish_reason\": null}]}\n\n");
+        return;
+    }
+    if (ev->u.text.channel == GEN_REASONING) {
+        buf_append_str(out, "\"delta\": {\"reasoning_content\": ");
+        json_write_string(out, t.ptr, t.len);
+        buf_append_str(out, ", \"reasoning\": ");
+    } else {
+        buf_append_str(out, "\"delta\": {\"content\": ");
+    }
+    json_write_string(out, t.ptr, t.len);
+    buf_append_str(out, "}, \"finish_reason\": null}]}\n\n");
+}
+
+static void chunk_end(struct api_render *w, const struct gen_event *ev, struct buf *out)
+{
+    chunk_begin(w, ev->i_choice, out);
+    buf_printf(out, "%s, \"finish_reason\": \"%s\"}]", w->d->is_chat ? "\"delta\": {}" : "\"text\": \"\"",
+               finish_name(ev->u.end.finish));
+    if (w->n_ended == w->n_choices) {
+        buf_append_str(out, ", \"usage\": ");
+        put_usage(w, out);
+    }
+    buf_append_str(out, "}\n\n");
+}
+
+static void chunk_done(struct api_render *w, struct buf *out)
+{
+    if (w->include_usage) {
+        buf_append_str(out, "data: ");
+        buf_append(out, w->head.data, w->head.len);
+        buf_append_str(out, ", \"choices\": [], \"usage\": ");
+        put_usage(w, out);
+        buf_append_str(out, "}\n\n");
+    }
+    buf_append_str(out, "data: [DONE]\n\n");
+}
+
+void api_render_error(struct api_render *w, const mb_error *e, struct buf *out)
+{
+    (void)w;
+    buf_append_str(out, "data: ");
+    api_error_body_of(out, e);
+    buf_append_str(out, "\n\ndata: [DONE]\n\n");
+}
+
+/* --- events --- */
+static void on_end(struct api_render *w, const struct gen_event *ev)
+{
+    struct choice *c = &w->choices[ev->i_choice];
+    if (c->ended) return;
+    c->ended = true;
+    c->finish = ev->u.end.finish;
+    w->n_ended++;
+    w->n_completion += ev->u.end.n_completion;
+    w->n_reasoning += ev->u.end.n_reasoning;
+}
+
+mb_status api_render_event(struct api_render *w, const struct gen_event *ev, struct buf *out, mb_error *err)
+{
+    struct choice *c = ev->i_choice >= 0 && ev->i_choice < w->n_choices ? &w->choices[ev->i_choice] : NULL;
+    if (!c) return mb_fail(err, MB_INTERNAL, "an event names choice %d of %d", (int)ev->i_choice, (int)w->n_choices);
+    switch (ev->type) {
+    case GEN_EV_START:
+        w->n_prompt = ev->u.start.n_prompt;
+        w->n_cached = ev->u.start.n_cached;
+        if (w->stream) chunk_role(w, out);
+        break;
+    case GEN_EV_TEXT:
+        if (w->stream) chunk_text(w, ev, out);
+        else buf_append(ev->u.text.channel == GEN_REASONING ? &c->reasoning : &c->content, ev->u.text.text.ptr,
+                        ev->u.text.text.len);
+        break;
+    case GEN_EV_TOKEN:
+        if (w->want_logprobs) add_logprob(w, c, &ev->u.token);
+        break;
+    case GEN_EV_END:
+        if (ev->u.end.finish == GEN_FINISH_CANCELLED)
+            return mb_fail(err, MB_CANCELLED, "the generation was cancelled before it ended");
+        on_end(w, ev);
+        if (w->stream) chunk_end(w, ev, out);
+        break;
+    case GEN_EV_DONE:
+        if (w->n_ended < w->n_choices) return mb_fail(err, MB_CANCELLED, "the generation was cancelled before it ended");
+        if (w->stream) chunk_done(w, out);
+        break;
+    default:
+        break;
+    }
+    MB_TRY(buf_status(&c->content, "answer", err));
+    MB_TRY(buf_status(&c->reasoning, "answer", err));
+    MB_TRY(buf_status(&c->logprobs, "answer", err));
+    return buf_status(out, "answer", err);
+}
+
+/* --- the JSON answer --- */
+static void put_choice(struct api_render *w, int32_t i, struct buf *out)
+{
+    struct choice *c = &w->choices[i];
+    buf_printf(out, "%s{\"index\": %d, ", i ? ", " : "", (int)i);
+    if (w->d->is_chat) {
+        buf_append_str(out, "\"message\": {\"role\": \"assistant\", \"content\": ");
+        put_str(out, &c->content);
+        if (c->reasoning.len) {
+            buf_append_str(out, ", \"reasoning_content\": ");
+            put_str(out, &c->reasoning);
+            buf_append_str(out, ", \"reasoning\": ");
+            put_str(out, &c->reasoning);
+        }
+        buf_append_str(out, "}");
+    } else {
+        buf_append_str(out, "\"text\": ");
+        put_str(out, &c->content);
+    }
+    if (w->want_logprobs) {
+        buf_append_str(out, ", \"logprobs\": {\"content\": [");
+        buf_append(out, c->logprobs.data ? c->logprobs.data : "", c->logprobs.len);
+        buf_append_str(out, "]}");
+    }
+    buf_printf(out, ", \"finish_reason\": \"%s\"}", finish_name(c->finish));
+}
+
+mb_status api_render_answer(struct api_render *w, struct buf *out, mb_error *err)
+{
+    buf_append(out, w->head.data, w->head.len);
+    buf_append_str(out, ", \"choices\": [");
+    for (int32_t i = 0; i < w->n_choices; i++) put_choice(w, i, out);
+    buf_append_str(out, "], \"usage\": ");
+    put_usage(w, out);
+    buf_append_str(out, "}");
+    return buf_status(out, "answer", err);
+}

@@ -1,0 +1,239 @@
+/* reasoning.c: see reasoning.h for the rule.
+ *
+ * The answer is fed byte by byte through three small machines: the tag matcher (only when tags are searched in text),
+ * the line-break trimmer, and the Markdown state that tells code from prose. All three keep only counters, so the
+ * result cannot depend on where the pieces were cut. Output of one call is gathered in `out` and emitted when the
+ * channel changes or the call ends.
+ */
+#include "chat/reasoning.h"
+
+#include <string.h>
+
+static const struct reasoning_tags TAGS[] = {
+    { "<think>", "</think>" },
+    { "[THINK]", "[/THINK]" },
+    { "<seed:think>", "</seed:think>" },
+    { "<thinking>", "</thinking>" },
+};
+
+const struct reasoning_tags *reasoning_tags_all(size_t *n)
+{
+    *n = sizeof TAGS / sizeof TAGS[0];
+    return TAGS;
+}
+
+const struct reasoning_tags *reasoning_tags_pick(const char *template_source,
+                                                 bool (*has_token)(void *ctx, const char *text), void *ctx, bool *named)
+{
+    size_t n;
+    const struct reasoning_tags *t = reasoning_tags_all(&n);
+    *named = true;
+    for (size_t i = 0; i < n; i++)
+        if (template_source && strstr(template_source, t[i].close)) return &t[i];
+    for (size_t i = 0; i < n; i++)
+        if (has_token && has_token(ctx, t[i].open) && has_token(ctx, t[i].close)) return &t[i];
+    *named = false;
+    return &t[0];
+}
+
+/* Offset just behind the last occurrence of tag, 0 = none. */
+static size_t last_end(const char *text, size_t len, const char *tag)
+{
+    size_t n = strlen(tag);
+    for (size_t i = len; i >= n; i--)
+        if (memcmp(text + i - n, tag, n) == 0) return i;
+    return 0;
+}
+
+bool reasoning_is_open(const struct reasoning_tags *tags, const char *text, size_t len)
+{
+    return last_end(text, len, tags->open) > last_end(text, len, tags->close);
+}
+
+bool reasoning_is_closed(const struct reasoning_tags *tags, const char *text, size_t len)
+{
+    return last_end(text, len, tags->close) > last_end(text, len, tags->open);
+}
+
+void reasoning_init(struct reasoning *r, const struct reasoning_tags *tags, bool by_text, bool starts_inside,
+                    reasoning_emit_fn emit, void *ctx)
+{
+    memset(r, 0, sizeof *r);
+    r->tags = tags;
+    r->by_text = by_text;
+    r->inside = starts_inside;
+    r->fresh = starts_inside;
+    r->from_prompt = starts_inside;
+    r->emit = emit;
+    r->ctx = ctx;
+    r->code.line_start = true;
+    buf_init(&r->out, 0);
+}
+
+void reasoning_free(struct reasoning *r)
+{
+    buf_free(&r->out);
+}
+
+mb_status reasoning_status(const struct reasoning *r)
+{
+    return r->out.failed;
+}
+
+static void flush(struct reasoning *r)
+{
+    if (r->out.failed || r->out.len == 0) return;
+    r->emit(r->ctx, r->inside, r->out.data, r->out.len);
+    buf_clear(&r->out);
+}
+
+/* --- Markdown: are we inside code? --- */
+static void code_end_run(struct reasoning *r)
+{
+    int run = r->code.run;
+    r->code.run = 0;
+    if (run == 0) return;
+    if (run >= 3 && r->code.run_at_start) {
+        if (!r->code.fence) r->code.fence = true, r->code.fence_len = run;
+        else if (run >= r->code.fence_len) r->code.fence = false;
+    } else if (!r->code.fence) {
+        if (r->code.span == 0) r->code.span = run;
+        else if (r->code.span == run) r->code.span = 0;
+    }
+}
+
+static void code_feed(struct reasoning *r, char c)
+{
+    if (c == '`') {
+        if (r->code.run++ == 0) r->code.run_at_start = r->code.line_start;
+        r->code.line_start = false;
+        return;
+    }
+    code_end_run(r);
+    if (c == '\n') r->code.line_start = true, r->code.span = 0;
+    else if (c != ' ') r->code.line_start = false;
+}
+
+static bool in_code(struct reasoning *r)
+{
+    code_end_run(r);
+    return r->code.fence || r->code.span != 0;
+}
+
+/* --- one byte that is text --- */
+static void put(struct reasoning *r, char c)
+{
+    bool newline = c == '\n' || c == '\r';
+    if (r->fresh && newline) return;
+    r->fresh = false;
+    r->from_prompt = false;
+    if (!r->inside) {
+        code_feed(r, c);
+        buf_append_char(&r->out, c);
+        return;
+    }
+    if (c == '\n') {
+        r->n_newline++;
+        return;
+    }
+    for (; r->n_newline > 0; r->n_newline--) buf_append_char(&r->out, '\n');
+    buf_append_char(&r->out, c);
+}
+
+static void put_str(struct reasoning *r, const char *s, size_t len)
+{
+    for (size_t i = 0; i < len; i++) put(r, s[i]);
+}
+
+static void marker(struct reasoning *r, bool inside)
+{
+    r->n_newline = 0;
+    flush(r);
+    r->inside = inside;
+    r->fresh = true;
+    r->from_prompt = false;
+}
+
+static void saw_open(struct reasoning *r)
+{
+    if (r->inside ? !r->from_prompt : in_code(r)) put_str(r, r->tags->open, strlen(r->tags->open));
+    else marker(r, true);
+}
+
+static void saw_close(struct reasoning *r)
+{
+    if (!r->inside) put_str(r, r->tags->close, strlen(r->tags->close));
+    else marker(r, false);
+}
+
+void reasoning_open(struct reasoning *r)
+{
+    saw_open(r);
+    flush(r);
+}
+
+void reasoning_close(struct reasoning *r)
+{
+    saw_close(r);
+    flush(r);
+}
+
+/* --- tags searched in text --- */
+static bool begins(const char *tag, const char *s, size_t len)
+{
+    return strncmp(tag, s, len) == 0;
+}
+
+/* Which tags would be markers here. A thought that the prompt opened also takes the opening tag until text comes. */
+static bool is_held(struct reasoning *r, const char **whole)
+{
+    const struct reasoning_tags *t = r->tags;
+    *whole = NULL;
+    if (r->inside && begins(t->close, r->held, r->n_held)) {
+        if (t->close[r->n_held] == '\0') *whole = t->close;
+        return true;
+    }
+    if ((r->inside ? !r->from_prompt : in_code(r)) || !begins(t->open, r->held, r->n_held)) return false;
+    if (t->open[r->n_held] == '\0') *whole = t->open;
+    return true;
+}
+
+static void let_go(struct reasoning *r)
+{
+    size_t n = r->n_held;
+    r->n_held = 0;
+    put_str(r, r->held, n);
+}
+
+static void feed(struct reasoning *r, char c)
+{
+    const char *whole;
+    for (;;) {
+        r->held[r->n_held++] = c;
+        if (is_held(r, &whole)) break;
+        r->n_held--;
+        if (r->n_held == 0) {
+            put(r, c);
+            return;
+        }
+        let_go(r); /* and look at c again: a tag's first byte occurs in it once */
+    }
+    if (!whole) return;
+    r->n_held = 0;
+    if (whole == r->tags->open) saw_open(r);
+    else saw_close(r);
+}
+
+void reasoning_text(struct reasoning *r, const char *text, size_t len)
+{
+    if (r->by_text) for (size_t i = 0; i < len; i++) feed(r, text[i]);
+    else put_str(r, text, len);
+    flush(r);
+}
+
+void reasoning_finish(struct reasoning *r)
+{
+    let_go(r);
+    for (; r->n_newline > 0; r->n_newline--) buf_append_char(&r->out, '\n');
+    flush(r);
+}

@@ -1,0 +1,168 @@
+/* engine_client.c: the engine in this process: open and close a gen_engine, and the client that host and api see. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "gen/gen_int.h"
+
+#define RING_EVENTS 1024
+#define PREPARE_QUEUE 64
+
+/* "…/models--org--name/snapshots/<revision>" is "org/name" (API-006); else the directory's base name (Q66). */
+static const char *id_of_dir(struct arena *a, const char *dir)
+{
+    const char *hub = strstr(dir, "/models--");
+    size_t len = strlen(dir);
+    while (len > 1 && dir[len - 1] == '/') len--;
+    if (hub && strstr(hub, "/snapshots/")) {
+        const char *first = hub + 9, *end = strchr(first, '/');
+        char *id = arena_strndup(a, first, (size_t)(end - first));
+        char *sep = id ? strstr(id, "--") : NULL;
+        if (sep) {
+            *sep = '/';
+            memmove(sep + 1, sep + 2, strlen(sep + 2) + 1);
+        }
+        return id;
+    }
+    size_t from = len;
+    while (from > 0 && dir[from - 1] != '/') from--;
+    return arena_strndup(a, dir + from, len - from);
+}
+
+static const char *copy_or_empty(struct arena *a, const char *s)
+{
+    return arena_strdup(a, s ? s : "");
+}
+
+static mb_status set_info(struct gen_engine *g, const struct gen_engine_options *opt, const struct gen_model_info *info,
+                          mb_error *err)
+{
+    g->info = *info;
+    g->info.id = opt->model_id ? arena_strdup(&g->arena, opt->model_id) : id_of_dir(&g->arena, opt->model_dir);
+    g->info.path = copy_or_empty(&g->arena, opt->model_dir);
+    g->info.kv_mode = copy_or_empty(&g->arena, info->kv_mode);
+    g->info.device = copy_or_empty(&g->arena, info->device);
+    g->info.tier = copy_or_empty(&g->arena, info->tier);
+    if (g->info.n_context <= 0) g->info.n_context = engine_info(g->engine)->n_context;
+    if (g->info.created_unix_s == 0) g->info.created_unix_s = clock_unix_s();
+    return g->arena.failed ? mb_fail(err, MB_NO_MEMORY, "no memory for the model's description") : MB_OK;
+}
+
+static void set_options(struct gen_engine *g, const struct gen_engine_options *opt)
+{
+    g->opt = *opt;
+    g->opt.model_dir = g->opt.model_id = NULL;
+    if (g->opt.n_prepare_workers <= 0) g->opt.n_prepare_workers = 2;
+    if (g->opt.n_prepare_workers > GEN_MAX_WORKERS) g->opt.n_prepare_workers = GEN_MAX_WORKERS;
+    if (g->opt.prepare_queue <= 0) g->opt.prepare_queue = PREPARE_QUEUE;
+    if (g->opt.ring_events <= 0) g->opt.ring_events = RING_EVENTS;
+}
+
+static void release(struct gen_engine *g)
+{
+    chat_templates_close(&g->templates);
+    tokenizer_close(g->tok);
+    json_decref(g->special_tokens);
+    arena_free(&g->arena);
+    mb_free(g);
+}
+
+mb_status gen_engine_open(struct gen_engine **out, struct engine *engine, const struct gen_engine_options *opt,
+                          const struct gen_model_info *info, mb_error *err)
+{
+    struct gen_engine *g = mb_calloc(1, sizeof *g);
+    mb_status st;
+    *out = NULL;
+    if (!g) {
+        engine_close(engine, 0);
+        return mb_fail(err, MB_NO_MEMORY, "no memory for the generation stage");
+    }
+    g->engine = engine;
+    arena_init(&g->arena, 1 << 20);
+    set_options(g, opt);
+    MB_TRY_GOTO(st, set_info(g, opt, info, err), failed);
+    MB_TRY_GOTO(st, tokenizer_open(&g->tok, opt->model_dir, err), failed);
+    MB_TRY_GOTO(st, chat_templates_open(&g->templates, opt->model_dir, err), failed);
+    g->info.has_template = g->templates.dflt != NULL;
+    MB_TRY_GOTO(st, defaults_read(g, opt->model_dir, err), failed);
+    MB_TRY_GOTO(st, workers_open(g, err), failed);
+    *out = g;
+    return MB_OK;
+failed:
+    engine_close(engine, 0);
+    release(g);
+    return st;
+}
+
+void gen_engine_close(struct gen_engine *g, int64_t drain_ms)
+{
+    if (!g) return;
+    workers_close(g);
+    engine_close(g->engine, drain_ms);
+    release(g);
+}
+
+const struct tokenizer *gen_engine_tokenizer(const struct gen_engine *g)
+{
+    return g->tok;
+}
+
+/* --- the client --- */
+static mb_status client_count(void *ctx, const struct gen_request *r, int32_t *n, mb_error *err)
+{
+    struct gen_prompt p;
+    struct arena a;
+    *n = 0;
+    arena_init(&a, prepare_arena_limit(r));
+    mb_status st = gen_render(ctx, r, &a, &p, err);
+    if (st == MB_OK) *n = p.n_ids;
+    arena_free(&a);
+    return st;
+}
+
+static void client_stats(void *ctx, struct engine_stats *out)
+{
+    engine_stats_get(((struct gen_engine *)ctx)->engine, out);
+}
+
+static bool client_alive(void *ctx)
+{
+    return engine_alive(((struct gen_engine *)ctx)->engine);
+}
+
+static const struct gen_model_info *client_info(void *ctx)
+{
+    return &((struct gen_engine *)ctx)->info;
+}
+
+static const char *client_piece(void *ctx, int32_t id, size_t *len)
+{
+    return tokenizer_piece(((struct gen_engine *)ctx)->tok, id, len);
+}
+
+static mb_status client_tokenize(void *ctx, struct str text, bool special, struct arena *a, int32_t **ids, int32_t *n,
+                                 mb_error *err)
+{
+    struct gen_engine *g = ctx;
+    struct token_list list = { 0 };
+    struct encode_opts opts = { .add_special_tokens = special };
+    *ids = NULL;
+    *n = 0;
+    MB_TRY(tokenizer_encode(g->tok, a, text.ptr, text.len, &opts, &list, err));
+    *ids = list.ids;
+    *n = (int32_t)list.n;
+    return MB_OK;
+}
+
+static mb_status client_detokenize(void *ctx, const int32_t *ids, int32_t n, bool skip_special, struct buf *out,
+                                   mb_error *err)
+{
+    struct gen_engine *g = ctx;
+    return tokenizer_decode(g->tok, ids, (size_t)n, skip_special, out, err);
+}
+
+struct engine_client gen_engine_client(struct gen_engine *g)
+{
+    return (struct engine_client){ .ctx = g, .start = stream_start, .count = client_count, .stats = client_stats,
+                                   .alive = client_alive, .info = client_info, .piece = client_piece,
+                                   .tokenize = client_tokenize, .detokenize = client_detokenize };
+}
