@@ -31,6 +31,7 @@ test-programs: $(PROGRAM) $(TEST_BINS) $(REPLAY_BINS)
 test: deps ## everything that must pass: layers, C tests, fuzz replays, pytest suites, coverage
 	@tools/timed build $(MAKE) --no-print-directory -s -j$(JOBS) test-programs
 	@tools/timed test $(MAKE) --no-print-directory test-run
+	@$(RUN) total $(BUILD)
 test-run:
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
 	@$(RUN) command $(BUILD) layers tools/layers
@@ -38,7 +39,6 @@ test-run:
 	@tools/timed "fuzz replays" $(RUN) replay $(BUILD) $(REPLAY_BINS)
 	@tools/timed "pytest" $(RUN) py $(BUILD) $(PY_TESTS)
 	@$(RUN) command $(BUILD) coverage tools/coverage --check $(BUILD)/test-results.txt
-	@$(RUN) total $(BUILD)
 
 # Some suites only: $(call suites,C programs,pytest folders)
 define suites
@@ -63,36 +63,42 @@ SUB = $(MAKE) --no-print-directory
 
 asan-ubsan: ## C tests, fuzz replays and http tests with address and undefined-behaviour sanitizers
 	@tools/timed asan-ubsan $(SUB) BUILD=build-asan SAN=asan sanitized
+	@$(RUN) total build-asan
 tsan: ## unit, invariance and http tests with the thread sanitizer
 	@tools/timed tsan $(SUB) BUILD=build-tsan SAN=tsan sanitized
+	@$(RUN) total build-tsan
 fuzz: ## libFuzzer, FUZZ_S=30 seconds a target, two at a time; finds join tests/fuzz/corpus
 	@tools/timed fuzz $(SUB) BUILD=build-fuzz SAN=fuzz CC=$(CLANG) fuzzed
-alloc-fail: ## replays and marked C tests with failing allocations
+	@$(RUN) total build-fuzz
+alloc-fail: ## a build with fault points: tests of faults, then replays and marked C tests with failing allocations
 	@tools/timed alloc-fail $(SUB) BUILD=build-faults SAN=asan FAULTS=1 allocs-failed
+	@$(RUN) total build-faults
 
 .PHONY: sanitized fuzzed allocs-failed
 SANITIZED_BINS = $(if $(filter tsan,$(SAN)),$(filter $(BUILD)/tests/unit/% $(BUILD)/tests/invariance/%,$(TEST_BINS)),$(TEST_BINS))
-sanitized: export ASAN_OPTIONS = detect_leaks=1:abort_on_error=0
+sanitized: export ASAN_OPTIONS = detect_leaks=1:allocator_may_return_null=1
 sanitized: export UBSAN_OPTIONS = print_stacktrace=1
-sanitized: export TSAN_OPTIONS = halt_on_error=0:exitcode=66
+sanitized: export TSAN_OPTIONS = halt_on_error=0:exitcode=66:allocator_may_return_null=1
 sanitized:
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(PROGRAM) $(SANITIZED_BINS) $(if $(filter asan,$(SAN)),$(REPLAY_BINS))
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
 	@$(RUN) c $(BUILD) $(SANITIZED_BINS)
 	@$(if $(filter asan,$(SAN)),$(RUN) replay $(BUILD) $(REPLAY_BINS),true)
 	@$(RUN) py $(BUILD) tests/http
-	@$(RUN) total $(BUILD)
 fuzzed:
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(FUZZ_BINS)
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
 	@tools/fuzz $(BUILD) $(FUZZ_BINS)
-	@$(RUN) total $(BUILD)
-ALLOC_BINS = $(REPLAY_BINS) $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l 'alloc-fail: yes' $(C_TESTS)))
+# A C test says in its opening comment "alloc-fail: yes" (it must survive failing allocations) or "faults: yes" (it
+# sets fault points itself and skips in a build without them).
+marked     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l '$(1): yes' $(C_TESTS)))
+ALLOC_BINS = $(REPLAY_BINS) $(call marked,alloc-fail)
+FAULT_BINS = $(call marked,faults)
 allocs-failed:
-	@$(MAKE) --no-print-directory -s -j$(JOBS) $(ALLOC_BINS)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(ALLOC_BINS) $(FAULT_BINS)
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
+	@$(RUN) c $(BUILD) $(FAULT_BINS)
 	@$(RUN) alloc-fail $(BUILD) $(ALLOC_BINS)
-	@$(RUN) total $(BUILD)
 
 # --- use ---
 

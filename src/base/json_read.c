@@ -21,12 +21,47 @@
 #define BIGINT_TAG_LEN (sizeof BIGINT_TAG - 1)
 
 #ifdef MB_FAULTS
-/* jansson allocates through us, so that allocation faults reach it. */
+/* In a fault build jansson allocates through us. Inside its parser a failed allocation of a token's text goes unseen
+ * (jansson 2.14 then reads on without it), so there the fault is remembered, the memory given all the same, and parse
+ * reports it when jansson returns. */
+static _Thread_local bool parsing, parse_failed;
+
+static void *jansson_alloc(size_t size_bytes)
+{
+    void *p = mb_alloc(size_bytes);
+    if (p || !parsing) return p;
+    parse_failed = true;
+    return malloc(size_bytes);
+}
+
 __attribute__((constructor)) static void jansson_use_our_memory(void)
 {
-    json_set_alloc_funcs(mb_alloc, mb_free);
+    json_set_alloc_funcs(jansson_alloc, mb_free);
 }
 #endif
+
+static json_t *jansson_parse(const char *text, size_t len, size_t flags, json_error_t *je)
+{
+#ifdef MB_FAULTS
+    parsing = true;
+    parse_failed = false;
+    json_t *v = json_loadb(text, len, flags, je);
+    parsing = false;
+    if (!parse_failed) return v;
+    json_decref(v);
+    je->text[0] = 0;
+    return NULL;
+#else
+    return json_loadb(text, len, flags, je);
+#endif
+}
+
+/* jansson names a lack of memory seldom: it says nothing, or calls a well-formed string an invalid token. */
+static bool ran_out_of_memory(const json_error_t *je, const char *parsed)
+{
+    if (je->text[0] == 0 || json_error_code(je) == json_error_out_of_memory) return true;
+    return strncmp(je->text, "invalid token", 13) == 0 && je->position > 0 && parsed[je->position - 1] == '"';
+}
 
 /* --- errors --- */
 
@@ -225,9 +260,10 @@ static mb_status parse(json_t **out, const char *text, size_t len, bool bigints,
         MB_TRY_GOTO(status, buf_status(&b, "JSON", err), done);
     }
     json_error_t je;
-    *out = json_loadb(bigints ? b.data : text, bigints ? b.len : len, jansson_flags, &je);
+    const char *parsed = bigints ? b.data : text;
+    *out = jansson_parse(parsed, bigints ? b.len : len, jansson_flags, &je);
     if (*out && bigints && !unmark(*out)) status = mb_fail(err, MB_NO_MEMORY, "JSON: no memory for the tree");
-    if (!*out && json_error_code(&je) == json_error_out_of_memory) {
+    if (!*out && status == MB_OK && ran_out_of_memory(&je, parsed)) {
         status = mb_fail(err, MB_NO_MEMORY, "JSON: no memory for the tree");
     } else if (!*out) {
         /* jansson counts the bytes it has taken: the last of them is where the token at fault ends. */

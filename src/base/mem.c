@@ -18,7 +18,8 @@ void *mb_alloc(size_t size_bytes)
 
 void *mb_calloc(size_t n, size_t size_bytes)
 {
-    if (fault_hit("alloc")) return NULL;
+    size_t total;
+    if (fault_hit("alloc") || __builtin_mul_overflow(n, size_bytes, &total)) return NULL;
     return n && size_bytes ? calloc(n, size_bytes) : calloc(1, 1);
 }
 

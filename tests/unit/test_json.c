@@ -22,6 +22,7 @@ static void check_double(double v, const char *want)
     struct buf b;
     buf_init(&b, 0);
     json_write_double(&b, v);
+    assert_int_equal(b.failed, MB_OK);
     assert_string_equal(b.data, want);
     buf_free(&b);
 }
@@ -74,6 +75,7 @@ static void test_b014_double_round_trip(void **state)
         if (!isfinite(v)) continue;
         buf_clear(&b);
         json_write_double(&b, v);
+        assert_int_equal(b.failed, MB_OK);
         double back = strtod(b.data, NULL);
         assert_memory_equal(&back, &v, sizeof v);
     }
@@ -122,6 +124,7 @@ static void test_string_escapes(void **state)
     struct buf b;
     buf_init(&b, 0);
     json_write_string(&b, "a\xE9z\xF0\x9F\x99", 6); /* invalid, and cut off: one U+FFFD each */
+    assert_int_equal(b.failed, MB_OK);
     assert_string_equal(b.data, "\"a\xEF\xBF\xBDz\xEF\xBF\xBD\"");
     buf_free(&b);
 }
@@ -226,6 +229,7 @@ static void test_b049_depth(void **state)
     buf_append_str(&b, "[\"\\\"");
     for (int i = 0; i < 1000; i++) buf_append_char(&b, '[');
     buf_append_str(&b, "\"]");
+    assert_int_equal(b.failed, MB_OK);
     assert_int_equal(json_read(&v, b.data, b.len, 0, &err), MB_OK);
     json_decref(v);
     buf_free(&b);
@@ -301,9 +305,11 @@ static void test_write_depth(void **state)
 {
     (void)state;
     json_t *v = json_array();
+    assert_non_null(v);
     for (int i = 0; i < 300; i++) {
         json_t *outer = json_array();
-        json_array_append_new(outer, v);
+        assert_non_null(outer);
+        assert_int_equal(json_array_append_new(outer, v), 0);
         v = outer;
     }
     struct buf b;
