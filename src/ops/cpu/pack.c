@@ -49,6 +49,12 @@ static mb_status plan_check(const struct pack_source *src, mb_error *err)
     return MB_OK;
 }
 
+/* The 4-bit kernels take whole 32s; a group of 16 goes the 8-bit way. */
+static enum cpu_wtype affine_type(const struct quant_spec *q)
+{
+    return q->bits == 4 && q->group_size >= 32 ? CPU_W_Q4 : CPU_W_Q8;
+}
+
 mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, mb_error *err)
 {
     memset(out, 0, sizeof *out);
@@ -58,7 +64,7 @@ mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, m
     switch (src->spec.mode) {
     case QUANT_NONE: out->type = CPU_W_F; out->dt = src->dt; break;
     case QUANT_MXFP8: out->type = CPU_W_F; out->dt = DT_BF16; break;
-    case QUANT_AFFINE: out->type = src->spec.bits == 4 ? CPU_W_Q4 : CPU_W_Q8; out->dt = src->dt; break;
+    case QUANT_AFFINE: out->dt = src->dt; out->type = affine_type(&src->spec); break;
     default: out->type = CPU_W_Q8; out->dt = DT_BF16; break;
     }
     out->g = out->type == CPU_W_F ? 0 : src->spec.group_size;

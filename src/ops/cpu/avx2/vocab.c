@@ -1,0 +1,2 @@
+#include "ops/cpu/avx2/avx2_int.h"
+void avx2_fill_vocab(struct cpu_kernels *t) { (void)t; }
