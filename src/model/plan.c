@@ -12,7 +12,7 @@
 
 #include "model/model_int.h"
 
-#define STEPS_PER_LAYER 10
+#define STEPS_PER_LAYER 16
 #define STEPS_OUTSIDE 8
 #define LOG2_E 1.44269504088896340736f
 

@@ -13,6 +13,7 @@
 #include "ops/sample.h"
 
 #define KV_MAX_KINDS 8
+#define KV_PAGE_TOKENS 64 /* tokens of one page; the same constant stands in ops/cpu/kernels.h */
 
 /* A kind: layers of one model instance whose per-token state lives and dies together. */
 enum kv_kind_type {

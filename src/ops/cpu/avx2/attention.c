@@ -1,2 +1,425 @@
-#include "ops/cpu/avx2/avx2_int.h"
-void avx2_fill_attention(struct cpu_kernels *t) { (void)t; }
+/* attention.c (avx2): key and value pages; attention of the rows of one unit against one split.
+ *
+ * One micro-kernel does both products: C[R][cols] = C * al + sum over k of A[k][r] * B[k][cols], R = 1..6 rows, with B
+ * rows of 64 values converted on the fly. Columns go in "units" of two registers: for bf16 one 32-byte load gives eight
+ * values in the low and eight in the high halves of its dwords. Few rows take several units a pass to have enough
+ * independent chains.
+ * Per tile: scores of all row blocks; then the maximum, al, p and the lane sums of all rows; then the outputs. Rows of a
+ * block share the keys that all of them see; ragged keys before and after go row by row, so the chain of each output
+ * stays in key order and a masked key is never multiplied.
+ * Scratch, rows padded to 16: q packed by block, o, scores, lanes, m, dm, al.
+ */
+#include <math.h>
+
+#include "ops/cpu/avx2/mathv.h"
+
+#define R_MAX 6
+
+/* --- units of columns --- */
+
+FORCED int unit_col(enum kv_format f, int u, int part)
+{
+    return f == KV_BF16 ? 32 * (u / 2) + 8 * (u & 1) + 16 * part : 16 * u + 8 * part;
+}
+
+FORCED void unit_load(enum kv_format f, const uint8_t *row, int u, __m256 *v0, __m256 *v1)
+{
+    if (f == KV_BF16) {
+        __m256i v = load_i(row + 32 * u);
+        *v0 = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
+        *v1 = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)));
+    } else if (f == KV_F16) {
+        *v0 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(row + 32 * u)));
+        *v1 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(row + 32 * u + 16)));
+    } else {
+        *v0 = _mm256_loadu_ps((const float *)(row + 64 * u));
+        *v1 = _mm256_loadu_ps((const float *)(row + 64 * u + 32));
+    }
+}
+
+FORCED size_t row64_bytes(enum kv_format f)
+{
+    return f == KV_F32 ? 256 : 128;
+}
+
+/* --- the micro-kernel: U units starting at unit u0 --- */
+
+struct mk_args {
+    const float *a;     /* element (k, r) at a[k * ks + r * rs] */
+    int64_t ks, rs;
+    const uint8_t *b;   /* row k at b + k * row64_bytes */
+    int64_t k0, k1;
+    float *c;           /* row r at c + r * ld_c */
+    int64_t ld_c;
+    const float *al;    /* NULL: start from zero */
+    const uint8_t *pf;  /* prefetched alongside row k, or NULL */
+};
+
+FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_args *m)
+{
+    __m256 acc[R_MAX][8];
+    size_t rb = row64_bytes(f);
+    const uint8_t *pf = u0 == 0 ? m->pf : NULL;
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int u = 0; u < 2 * U; u++) {
+            const float *c = m->c + r * m->ld_c + unit_col(f, u0 + u / 2, u & 1);
+            acc[r][u] = m->al ? _mm256_mul_ps(_mm256_loadu_ps(c), V8(m->al[r])) : _mm256_setzero_ps();
+        }
+    const float *a = m->a + m->k0 * m->ks;
+    const uint8_t *b = m->b + (size_t)m->k0 * rb;
+    for (int64_t k = m->k0; k < m->k1; k++, a += m->ks, b += rb) {
+        if (pf)
+            for (size_t i = 0; i < rb; i += 64) _mm_prefetch((const char *)pf + (size_t)k * rb + i, _MM_HINT_T0);
+#pragma GCC unroll 4
+        for (int u = 0; u < U; u++) {
+            __m256 v0, v1;
+            unit_load(f, b, u0 + u, &v0, &v1);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                __m256 q = _mm256_broadcast_ss(a + r * m->rs);
+                acc[r][2 * u] = _mm256_fmadd_ps(q, v0, acc[r][2 * u]);
+                acc[r][2 * u + 1] = _mm256_fmadd_ps(q, v1, acc[r][2 * u + 1]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int u = 0; u < 2 * U; u++)
+            _mm256_storeu_ps(m->c + r * m->ld_c + unit_col(f, u0 + u / 2, u & 1), acc[r][u]);
+}
+
+/* 64 columns: one pass for a row, two for 2 and 3 rows, four above. ks and rs become constants by inlining. */
+FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m)
+{
+    int U = R == 1 ? 4 : R <= 3 ? 2 : 1;
+    for (int u = 0; u < 4; u += U) mk_units(f, R, U, u, m);
+}
+
+/* QK: A is q packed [d][R]. */
+static void mk_qk(enum kv_format f, int R, struct mk_args m)
+{
+    switch (R * 4 + (int)f) {
+#define CASE(r, fm) case (r) * 4 + (fm): m.ks = (r); m.rs = 1; mk_rows((fm), (r), &m); break;
+#define CASES(r) CASE(r, KV_BF16) CASE(r, KV_F16) CASE(r, KV_F32)
+        CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
+    default: break;
+    }
+}
+
+/* PV: A is p [R][64]. */
+static void mk_pv(enum kv_format f, int R, struct mk_args m)
+{
+    switch (R * 4 + (int)f) {
+#undef CASE
+#define CASE(r, fm) case (r) * 4 + (fm): m.ks = 1; m.rs = ATTN_TILE; mk_rows((fm), (r), &m); break;
+        CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
+    default: break;
+    }
+}
+
+/* --- one unit --- */
+
+struct work {
+    const struct attn_unit *u;
+    int64_t dp;                     /* d rounded up to 64 */
+    float *q, *o, *s, *lane, *m, *dm, *al;
+    int n_block;
+};
+
+static void work_init(struct work *w, const struct attn_unit *u)
+{
+    size_t rows = ((size_t)u->n_rows + 15) / 16 * 16;
+    w->u = u;
+    w->dp = (u->d + 63) / 64 * 64;
+    w->q = u->scratch;
+    w->o = w->q + rows * (size_t)w->dp;
+    w->s = w->o + rows * (size_t)w->dp;
+    w->lane = w->s + rows * ATTN_TILE;
+    w->m = w->lane + rows * ATTN_LANES;
+    w->dm = w->m + rows;
+    w->al = w->dm + rows;
+    w->n_block = (u->n_rows + R_MAX - 1) / R_MAX;
+    memset(w->o, 0, (size_t)u->n_rows * (size_t)w->dp * 4);
+    memset(w->lane, 0, rows * ATTN_LANES * 4);
+    for (size_t r = 0; r < rows; r++) {
+        w->m[r] = -INFINITY;
+        w->dm[r] = 0.0f;
+    }
+}
+
+/* Rows of block i, balanced: sizes differ by at most one. */
+FORCED int block_start(const struct work *w, int i)
+{
+    return (int)((int64_t)w->u->n_rows * i / w->n_block);
+}
+
+static void pack_q(struct work *w)
+{
+    const struct attn_unit *u = w->u;
+    for (int i = 0; i < w->n_block; i++) {
+        int r0 = block_start(w, i), R = block_start(w, i + 1) - r0;
+        float *q = w->q + (int64_t)r0 * w->dp;
+        for (int r = 0; r < R; r++)
+            for (int64_t d = 0; d < u->d; d++) q[d * R + r] = u->q[(r0 + r) * u->ld_q + d];
+    }
+}
+
+struct range {
+    int lo, hi;
+};
+
+FORCED struct range tile_range(const struct attn_unit *u, int r, int t)
+{
+    int lo = u->vis_lo[r] - ATTN_TILE * t, hi = u->vis_hi[r] - ATTN_TILE * t;
+    return (struct range){ lo < 0 ? 0 : lo, hi > ATTN_TILE ? ATTN_TILE : hi };
+}
+
+static bool block_sees(const struct attn_unit *u, int r0, int r1, int t)
+{
+    for (int r = r0; r < r1; r++) {
+        struct range v = tile_range(u, r, t);
+        if (v.lo < v.hi) return true;
+    }
+    return false;
+}
+
+FORCED __m256 visible_mask(struct range v, int j)
+{
+    __m256i at = _mm256_add_epi32(_mm256_set1_epi32(j), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(at, _mm256_set1_epi32(v.lo - 1)),
+                                  _mm256_cmpgt_epi32(_mm256_set1_epi32(v.hi), at));
+    return _mm256_castsi256_ps(in);
+}
+
+FORCED float hmax(__m256 v)
+{
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+/* Maximum of a row's visible scores; writes m and m_old - m. Masked scores become -inf in place: E of them is +0. */
+static void row_max(struct work *w, int r, struct range v)
+{
+    float *s = w->s + r * ATTN_TILE;
+    __m256 top = V8(-INFINITY);
+    bool whole = v.lo == 0 && v.hi == ATTN_TILE;
+    for (int j = 0; j < ATTN_TILE; j += 8) {
+        __m256 x = _mm256_loadu_ps(s + j);
+        if (w->u->softcap > 0.0f) {
+            __m256 cap = V8(w->u->softcap);
+            x = _mm256_mul_ps(_mm256_mul_ps(cap, tanh_v(_mm256_div_ps(x, cap))), V8(0x1.715476p+0f));
+            _mm256_storeu_ps(s + j, x);
+        }
+        if (!whole) x = _mm256_blendv_ps(V8(-INFINITY), x, visible_mask(v, j));
+        top = _mm256_max_ps(x, top); /* a NaN score keeps the old maximum */
+    }
+    float e = hmax(top), m1 = e > w->m[r] ? e : w->m[r];
+    w->dm[r] = w->m[r] - m1;
+    w->m[r] = m1;
+}
+
+/* p in place of the scores, and the lanes of l. */
+static void row_exp(struct work *w, int r, struct range v)
+{
+    float *s = w->s + r * ATTN_TILE, *lane = w->lane + r * ATTN_LANES;
+    __m256 m = V8(w->m[r]), al = V8(w->al[r]), l0 = _mm256_loadu_ps(lane), l1 = _mm256_loadu_ps(lane + 8);
+    bool whole = v.lo == 0 && v.hi == ATTN_TILE;
+    for (int j = 0; j < ATTN_TILE; j += 16) {
+        __m256 p0 = exp2_neg_v(_mm256_sub_ps(_mm256_loadu_ps(s + j), m));
+        __m256 p1 = exp2_neg_v(_mm256_sub_ps(_mm256_loadu_ps(s + j + 8), m));
+        if (!whole) {
+            p0 = _mm256_and_ps(p0, visible_mask(v, j));
+            p1 = _mm256_and_ps(p1, visible_mask(v, j + 8));
+        }
+        _mm256_storeu_ps(s + j, p0);
+        _mm256_storeu_ps(s + j + 8, p1);
+        l0 = j == 0 ? _mm256_fmadd_ps(l0, al, p0) : _mm256_add_ps(l0, p0);
+        l1 = j == 0 ? _mm256_fmadd_ps(l1, al, p1) : _mm256_add_ps(l1, p1);
+    }
+    _mm256_storeu_ps(lane, l0);
+    _mm256_storeu_ps(lane + 8, l1);
+}
+
+/* Outputs of one row over keys [lo, hi); al applied when given. */
+static void row_pv(struct work *w, int r, const uint8_t *v, int64_t blk, int lo, int hi, const float *al)
+{
+    size_t bb = 64 * row64_bytes(w->u->format);
+    float one = 1.0f;
+    struct mk_args m = { w->s + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, w->o + r * w->dp + 64 * blk,
+                         w->dp, al ? al : &one, NULL };
+    mk_pv(w->u->format, 1, m);
+}
+
+/* Outputs of one block of rows over one tile. */
+static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, const uint8_t *next)
+{
+    struct range each[R_MAX], all = { 0, ATTN_TILE };
+    float al[R_MAX];
+    for (int r = 0; r < R; r++) {
+        each[r] = tile_range(w->u, r0 + r, t);
+        al[r] = w->al[r0 + r];
+        all.lo = each[r].lo > all.lo ? each[r].lo : all.lo;
+        all.hi = each[r].hi < all.hi ? each[r].hi : all.hi;
+    }
+    bool shared = all.lo < all.hi;
+    for (int64_t blk = 0; blk < w->dp / 64; blk++) {
+        float scale[R_MAX];
+        memcpy(scale, al, sizeof scale);
+        for (int r = 0; r < R; r++) {
+            if (each[r].lo >= each[r].hi) continue;
+            int end = shared ? all.lo : each[r].hi;
+            if (each[r].lo >= end) continue;
+            row_pv(w, r0 + r, v, blk, each[r].lo, end, &al[r]);
+            scale[r] = 1.0f;
+        }
+        if (!shared) continue;
+        size_t bb = 64 * row64_bytes(w->u->format);
+        struct mk_args m = { w->s + r0 * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi,
+                             w->o + r0 * w->dp + 64 * blk, w->dp, scale, next ? next + (size_t)blk * bb : NULL };
+        mk_pv(w->u->format, R, m);
+        for (int r = 0; r < R; r++)
+            if (each[r].hi > all.hi) row_pv(w, r0 + r, v, blk, all.hi, each[r].hi, NULL);
+    }
+}
+
+static void tile_run(struct work *w, int t)
+{
+    const struct attn_unit *u = w->u;
+    const uint8_t *k = u->page[t], *v = k + (size_t)u->d * row64_bytes(u->format);
+    const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : NULL;
+    bool few = w->n_block == 1; /* decode: the memory is what counts */
+    for (int i = 0; i < w->n_block; i++) {
+        int r0 = block_start(w, i), r1 = block_start(w, i + 1);
+        if (!block_sees(u, r0, r1, t)) continue;
+        struct mk_args m = { w->q + (int64_t)r0 * w->dp, 0, 0, k, 0, u->d, w->s + r0 * ATTN_TILE, ATTN_TILE, NULL,
+                             few ? v : NULL };
+        mk_qk(u->format, r1 - r0, m);
+    }
+    for (int r = 0; r < u->n_rows; r++) {
+        struct range vis = tile_range(u, r, t);
+        if (vis.lo < vis.hi)
+            row_max(w, r, vis);
+        else
+            w->dm[r] = 0.0f;
+    }
+    for (int r = 0; r < u->n_rows; r += 8) _mm256_storeu_ps(w->al + r, exp2_neg_v(_mm256_loadu_ps(w->dm + r)));
+    for (int r = 0; r < u->n_rows; r++) {
+        struct range vis = tile_range(u, r, t);
+        if (vis.lo < vis.hi) row_exp(w, r, vis);
+    }
+    for (int i = 0; i < w->n_block; i++) {
+        int r0 = block_start(w, i), r1 = block_start(w, i + 1);
+        if (block_sees(u, r0, r1, t)) block_pv(w, r0, r1 - r0, t, v, few ? next : NULL);
+    }
+}
+
+static void attend_unit_avx2(const struct attn_unit *u)
+{
+    struct work w;
+    work_init(&w, u);
+    pack_q(&w);
+    for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++)
+        if (u->page[t] && block_sees(u, 0, u->n_rows, t)) tile_run(&w, t);
+    for (int r = 0; r < u->n_rows; r++) {
+        const float *lane = w.lane + r * ATTN_LANES, *o = w.o + r * w.dp;
+        u->m[r] = w.m[r];
+        u->ls[r] = lanes_sum(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
+        for (int64_t d = 0; d < u->d; d++) u->o[r * u->ld_o + d] = o[d] + 0.0f;
+    }
+}
+
+FORCED float exp2_neg_one(float t)
+{
+    return _mm256_cvtss_f32(exp2_neg_v(V8(t)));
+}
+
+static void attend_merge_avx2(int64_t d, float m, float ls, const float *o, float *M, float *Lt, float *O)
+{
+    if (ls == 0.0f) return;
+    float N = m > *M ? m : *M, a = exp2_neg_one(*M - N), b = exp2_neg_one(m - N);
+    *M = N;
+    *Lt = __builtin_fmaf(ls, b, *Lt * a);
+    int64_t i = 0;
+    for (; i + 8 <= d; i += 8)
+        _mm256_storeu_ps(O + i, _mm256_fmadd_ps(_mm256_loadu_ps(o + i), V8(b),
+                                                _mm256_mul_ps(_mm256_loadu_ps(O + i), V8(a))));
+    for (; i < d; i++) O[i] = __builtin_fmaf(o[i], b, O[i] * a);
+}
+
+static void attend_finish_avx2(int64_t d, float Lt, const float *O, float *out)
+{
+    float inv = Lt == 0.0f ? 0.0f : 1.0f / Lt;
+    for (int64_t i = 0; i < d; i++) out[i] = O[i] * inv;
+}
+
+/* --- writing pages --- */
+
+FORCED __m256i bf16_round(__m256 f)
+{
+    __m256i u = _mm256_castps_si256(f), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(f, f, _CMP_UNORD_Q));
+    r = _mm256_blendv_epi8(r, _mm256_or_si256(u, _mm256_set1_epi32(0x400000)), nan);
+    return _mm256_srli_epi32(r, 16);
+}
+
+/* n <= 64 floats to 64 stored values in natural order, the rest zero. */
+static void row64_convert(enum kv_format f, const float *x, int64_t n, uint16_t *out)
+{
+    float t[64] = { 0 };
+    memcpy(t, x, (size_t)n * 4);
+    for (int i = 0; i < 64; i += 8) {
+        __m256 v = _mm256_loadu_ps(t + i);
+        __m128i h;
+        if (f == KV_F16) {
+            h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+        } else {
+            __m256i b = bf16_round(v);
+            h = _mm_packus_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+        }
+        _mm_storeu_si128((__m128i *)(out + i), h);
+    }
+}
+
+static void kv_write_avx2(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area)
+{
+    size_t rb = row64_bytes(f);
+    int place = (i_key & ~31) + 2 * (i_key & 15) + ((i_key >> 4) & 1);
+    for (int64_t b = 0; b < d; b += 64) {
+        int64_t n = d - b < 64 ? d - b : 64;
+        uint8_t *vrow = area + (size_t)(d + b + i_key) * rb;
+        if (f == KV_F32) {
+            for (int64_t i = 0; i < n; i++) memcpy(area + (size_t)(b + i) * rb + 4 * i_key, k + b + i, 4);
+            memset(vrow, 0, rb);
+            memcpy(vrow, v + b, (size_t)n * 4);
+            continue;
+        }
+        uint16_t h[64];
+        row64_convert(f, k + b, n, h);
+        uint8_t *col = area + (size_t)b * rb + 2 * (f == KV_F16 ? i_key : place);
+        for (int64_t i = 0; i < n; i++) memcpy(col + (size_t)i * rb, h + i, 2);
+        row64_convert(f, v + b, n, h);
+        if (f == KV_F16) {
+            memcpy(vrow, h, 128);
+            continue;
+        }
+        for (int g = 0; g < 64; g += 32) {
+            __m256i lo = load_i(h + g), hi = load_i(h + g + 16);
+            __m256i a = _mm256_unpacklo_epi16(lo, hi), c = _mm256_unpackhi_epi16(lo, hi);
+            _mm256_storeu_si256((__m256i *)(vrow + 2 * g), _mm256_permute2x128_si256(a, c, 0x20));
+            _mm256_storeu_si256((__m256i *)(vrow + 2 * g + 32), _mm256_permute2x128_si256(a, c, 0x31));
+        }
+    }
+}
+
+void avx2_fill_attention(struct cpu_kernels *t)
+{
+    t->kv_write = kv_write_avx2;
+    t->attend_unit = attend_unit_avx2;
+    t->attend_merge = attend_merge_avx2;
+    t->attend_finish = attend_finish_avx2;
+}
