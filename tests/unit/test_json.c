@@ -181,6 +181,9 @@ static void test_b049_malformed(void **state)
     REFUSED("[1.]", 0, "byte");
     REFUSED("[+1]", 0, "byte");
     REFUSED("[NaN]", 0, "byte");
+    REFUSED("[-\"a\"]", 0, "byte 1"); /* a token ends where a string begins: not taken for a lack of memory */
+    REFUSED("[1e\"a\"]", 0, "byte");
+    REFUSED("[tru\"x\"]", 0, "byte 3");
     REFUSED("[1e400]", 0, "too large");
     REFUSED("[\"a\nb\"]", 0, "byte");
     REFUSED("[\"\\x\"]", 0, "byte");
