@@ -75,14 +75,13 @@ static inline void cpu_relax(void)
 
 static void gate_wait(struct gate *g, unsigned old, int64_t spin_ns)
 {
-    if (spin_ns > 0) {
-        int64_t until = now_ns() + spin_ns;
-        do {
-            for (int i = 0; i < SPINS_PER_LOOK; i++) {
-                if (atomic_load_explicit(&g->value, memory_order_acquire) != old) return;
-                cpu_relax();
-            }
-        } while (now_ns() < until);
+    /* The clock is first read after a round of spinning: most waits are shorter. */
+    for (int64_t now = 0, until = 0; spin_ns > 0 && now <= until; now = now_ns()) {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            if (atomic_load_explicit(&g->value, memory_order_acquire) != old) return;
+            cpu_relax();
+        }
+        if (until == 0) until = now_ns() + spin_ns;
     }
     atomic_fetch_add(&g->n_asleep, 1);
     while (atomic_load(&g->value) == old)
@@ -116,9 +115,10 @@ void pool_barrier(struct pool *p, int i_thread)
         barrier_pass(p);
         return;
     }
-    int64_t begin = now_ns();
-    if (p->n_threads > 1) barrier_pass(p);
     atomic_fetch_add_explicit(&p->n_barriers, 1, memory_order_relaxed);
+    if (p->n_threads == 1) return;
+    int64_t begin = now_ns();
+    barrier_pass(p);
     atomic_fetch_add_explicit(&p->wait_ns, (unsigned long long)(now_ns() - begin), memory_order_relaxed);
 }
 
