@@ -134,7 +134,7 @@ static void seq_attend(const struct cpu_kernels *t, const struct seq *s, int r0,
             int a = s->lo[r0 + r] - 512 * sp, b = s->hi[r0 + r] - 512 * sp;
             lo[r] = a < 0 ? 0 : a > 512 ? 512 : a;
             hi[r] = b < 0 ? 0 : b > 512 ? 512 : b;
-            for (int p = lo[r] / 64; p < 8 && p * 64 < hi[r]; p++) used[p] = lo[r] < hi[r];
+            for (int p = lo[r] / 64; p < 8 && p * 64 < hi[r]; p++) used[p] = used[p] || lo[r] < hi[r];
         }
         for (int p = 0; p < 8; p++) u.page[p] = used[p] ? s->pages.p + (size_t)(8 * sp + p) * area : NULL;
         t->attend_unit(&u);
