@@ -9,10 +9,10 @@ static const char *const qwen3_types[] = { "qwen3", NULL };
 static const char *const gemma3_types[] = { "gemma3_text", "gemma3", NULL };
 
 static const struct arch_row rows[] = {
-    { "llama", llama_types, arch_read_llama, KV_DEFAULT_F16, "Llama 1-3, SmolLM2, Mistral without a window" },
-    { "qwen2", qwen2_types, arch_read_qwen2, KV_DEFAULT_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
-    { "qwen3", qwen3_types, arch_read_qwen3, KV_DEFAULT_F16, "Qwen3 dense: norms on q and k" },
-    { "gemma3", gemma3_types, arch_read_gemma3, KV_DEFAULT_F16, "Gemma 3 text: windows, two rope bases, post-norms" },
+    { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral without a window" },
+    { "qwen2", qwen2_types, arch_read_qwen2, KV_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
+    { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
+    { "gemma3", gemma3_types, arch_read_gemma3, KV_F16, "Gemma 3 text: windows, two rope bases, post-norms" },
 };
 
 const struct arch_row *arch_rows(size_t *n)

@@ -5,10 +5,6 @@
 #include "base/json.h"
 #include "model/spec.h"
 
-/* enum kv_format of the CPU backend, by value, so that the table stays free of backend headers. */
-#define KV_DEFAULT_BF16 0
-#define KV_DEFAULT_F16 1
-
 mb_status arch_read_llama(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen2(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen3(struct model_spec *s, const json_t *config, mb_error *err);

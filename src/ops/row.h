@@ -13,6 +13,10 @@
 #include "ops/sample.h"
 
 #define KV_MAX_KINDS 8
+#define KV_PAGE_TOKENS 64 /* tokens of a page, every kind */
+
+/* Number format of keys and values in pages; the layout inside a page is the backend's. */
+enum kv_format { KV_BF16 = 0, KV_F16, KV_F32, KV_FORMAT_COUNT };
 #define KV_PAGE_TOKENS 64 /* tokens of one page; the same constant stands in ops/cpu/kernels.h */
 
 /* A kind: layers of one model instance whose per-token state lives and dies together. */
@@ -29,7 +33,7 @@ struct kv_kind {
     int32_t n_layer;     /* layers of this kind; a layer's place in the kind is layer_spec.i_in_kind */
     int32_t n_head_kv;   /* 0 for KIND_STATE */
     int32_t head_dim;
-    int format;          /* enum kv_format of the backend (bf16, f16, f32) */
+    int format;          /* enum kv_format */
     size_t head_bytes;   /* one layer and KV head in one page: keys, then values */
     size_t page_bytes;   /* one page of KV_PAGE_TOKENS tokens, all layers: n_layer * n_head_kv * head_bytes;
                             KIND_STATE: one state of all layers */

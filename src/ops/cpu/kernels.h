@@ -29,7 +29,7 @@
 
 #include "base/status.h"
 #include "format/quant.h"
-#include "ops/sample.h"
+#include "ops/row.h"
 
 enum act_form { ACT_F32 = 0, ACT_Q8, ACT_Q16 };
 
@@ -79,8 +79,6 @@ typedef void (*cpu_matmul_fn)(const struct cpu_weight *w, int64_t blk0, int64_t 
  *   K: [d][64 keys], then V: [ceil(d/64)][64 keys][64 dims] (the tail of the last V block is zero).
  *   KV_F32: floats. KV_F16: halves, natural order. KV_BF16: inside each 32 values, value i sits in the low half and
  *   value 16 + i in the high half of dword i. */
-enum kv_format { KV_BF16 = 0, KV_F16, KV_F32 };
-#define KV_PAGE_TOKENS 64
 #define ATTN_SPLIT 512  /* S: keys of a split, anchored at index 0 */
 #define ATTN_TILE 64    /* T */
 #define ATTN_LANES 16   /* L */

@@ -1,0 +1,46 @@
+/* open.h: from a model directory to a running engine: device, model, memory plan, stepper, engine. The one place where
+ * these are put together; gen and the C API call it.
+ */
+#ifndef ENGINE_OPEN_H
+#define ENGINE_OPEN_H
+
+#include "engine/engine.h"
+#include "model/model.h"
+
+struct engine_load {
+    const char *dir;
+    const char *device;            /* "cpu"; NULL = "cpu" */
+    const char *cpu_level;         /* NULL = highest */
+    int n_threads;                 /* 0 = physical cores this process may use */
+    enum fidelity_tier tier;
+    int kv_format;                 /* enum kv_format or -1 */
+    int32_t n_context;             /* 0 = the model's */
+    uint64_t memory_budget_bytes;  /* 0 = 90 % of what is free */
+    uint64_t kv_budget_bytes;      /* 0 = no further limit (--kv-budget only lowers the pool) */
+    struct engine_options engine;  /* pool_bytes is set here */
+    void (*progress)(void *ctx, double fraction);
+    void *progress_ctx;
+};
+
+/* What was decided, for /stats, the ready card and doctor. */
+struct engine_loaded {
+    size_t weight_bytes, scratch_bytes, pool_bytes, usable_bytes, kv_bytes_per_token;
+    int32_t max_context_in_pool;   /* tokens of one sequence that fit the empty pool */
+    char device[96];               /* "cpu avx2, 2 threads" */
+    int kv_format;
+    int32_t n_layer_full, n_layer_window, n_context, n_vocab;
+    int32_t eos_ids[16], n_eos;    /* config and generation_config */
+};
+
+/* MB_NO_MEMORY when weights and scratch do not fit the budget (with all numbers); else as model_open. */
+mb_status engine_load(struct engine **out, const struct engine_load *opt, struct engine_loaded *info, mb_error *err);
+/* Bytes this process may still take: least of MemAvailable, the cgroup's rest, the address space limit's rest. */
+size_t engine_memory_available(void);
+/* The same numbers from config and headers alone, nothing loaded: what fit and doctor print. */
+mb_status engine_load_estimate(const struct engine_load *opt, struct engine_loaded *info, mb_error *err);
+
+/* The compiled plan, one line a step, to a callback (doctor --plan). Loads the model. */
+mb_status engine_plan_describe(const struct engine_load *opt, void (*line)(void *ctx, const char *text), void *ctx,
+                               mb_error *err);
+
+#endif
