@@ -17,7 +17,6 @@
 
 /* Number format of keys and values in pages; the layout inside a page is the backend's. */
 enum kv_format { KV_BF16 = 0, KV_F16, KV_F32, KV_FORMAT_COUNT };
-#define KV_PAGE_TOKENS 64 /* tokens of one page; the same constant stands in ops/cpu/kernels.h */
 
 /* A kind: layers of one model instance whose per-token state lives and dies together. */
 enum kv_kind_type {
