@@ -71,6 +71,8 @@ struct detok {
     struct buf pending; /* bytes that are not yet whole characters, or that the decoder may still change */
     bool at_start;
     bool skip_special;
+    int32_t held;       /* id that waits for the one behind it (BPEDecoder, CTC); -1 none */
+    size_t n_lead;      /* characters that the decoder may still strip at the beginning of the text */
 };
 void detok_init(struct detok *d, const struct tokenizer *t, bool skip_special);
 void detok_free(struct detok *d);

@@ -1,0 +1,149 @@
+/* encode.c: text to ids: walks the stages that tokenizer_int.h describes.
+ *
+ * All scratch of one call is in struct encoder and freed at its end; the result is copied to the caller's arena.
+ * Origins of bytes are carried through normalisation only when somebody asks for them.
+ */
+#include <string.h>
+
+#include "base/utf8.h"
+#include "tokenizer/tokenizer_int.h"
+
+struct encoder {
+    const struct tokenizer *t;
+    const struct encode_opts *opts;
+    struct mbuf norm[2];
+    struct pretok_scratch pretok;
+    struct bpe_scratch bpe;
+    struct token_out out;
+};
+
+static struct mtext mtext_sub(const struct mtext *x, size_t first, size_t end)
+{
+    return (struct mtext){ x->s + first, end - first, x->ends ? x->ends + first : NULL, mtext_first(x, first) };
+}
+
+/* Text without added tokens. */
+static mb_status encode_plain(struct encoder *e, const struct mtext *x, mb_error *err)
+{
+    struct mtext text;
+    const struct piece_list *pieces;
+    MB_TRY(pretok_run(&e->t->pretok, &e->pretok, x, &text, &pieces, err));
+    for (size_t i = 0; i < pieces->n; i++)
+        MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, &text, pieces->at[i], &e->out, err));
+    return MB_OK;
+}
+
+typedef mb_status (*rest_fn)(struct encoder *e, const struct mtext *x, mb_error *err);
+
+/* Cut x at the tokens of a trie; rest gets what lies between. */
+static mb_status encode_cut(struct encoder *e, const struct trie *trie, const struct mtext *x, rest_fn rest,
+                            mb_error *err)
+{
+    size_t pos = 0, done = 0;
+    struct added_match m;
+    struct mtext sub;
+    while (added_next(&e->t->added, trie, x, e->opts, &pos, done, &m)) {
+        if (m.first > done) {
+            sub = mtext_sub(x, done, m.first);
+            MB_TRY(rest(e, &sub, err));
+        }
+        if (!token_out_push(&e->out, m.token->id, 0, mtext_end(x, m.end - 1)))
+            return mb_fail(err, MB_NO_MEMORY, "tokenizer: no memory for the tokens of a text");
+        done = m.end;
+    }
+    if (done >= x->n) return MB_OK;
+    sub = mtext_sub(x, done, x->n);
+    return rest(e, &sub, err);
+}
+
+static mb_status encode_normalised(struct encoder *e, const struct mtext *x, mb_error *err)
+{
+    struct mtext text;
+    MB_TRY(norm_run(&e->t->norm, &e->pretok.regex, x, e->norm, &text, err));
+    return encode_cut(e, &e->t->added.normalized, &text, encode_plain, err);
+}
+
+static mb_status arena_status(const struct arena *a, mb_error *err)
+{
+    if (a->limit_bytes && a->used_bytes >= a->limit_bytes / 2)
+        return mb_fail(err, MB_TOO_LARGE, "tokenizer: the tokens do not fit the request's memory of %zu bytes",
+                       a->limit_bytes);
+    return mb_fail(err, MB_NO_MEMORY, "tokenizer: no memory for the tokens of a text");
+}
+
+static mb_status copy_out(const struct encoder *e, struct arena *a, struct token_list *out, mb_error *err)
+{
+    const struct post *p = &e->t->post;
+    size_t n_before = e->opts->add_special_tokens ? p->n_before : 0;
+    size_t n_after = e->opts->add_special_tokens ? p->n_after : 0;
+    size_t n = e->out.n + n_before + n_after;
+    int32_t *ids = arena_alloc_array(a, n, sizeof *ids);
+    size_t *ends = ids && e->out.want_ends ? arena_alloc_array(a, n, sizeof *ends) : NULL;
+    if (!ids || (e->out.want_ends && !ends)) return arena_status(a, err);
+    if (n_before) memcpy(ids, p->before, n_before * sizeof *ids);
+    if (e->out.n) memcpy(ids + n_before, e->out.ids, e->out.n * sizeof *ids);
+    if (n_after) memcpy(ids + n_before + e->out.n, p->after, n_after * sizeof *ids);
+    for (size_t i = 0; ends && i < n; i++) {
+        size_t k = i < n_before ? 0 : i - n_before;
+        if (k >= e->out.n) k = e->out.n - 1;
+        ends[i] = e->out.n ? e->out.ends[k] : 0;
+    }
+    *out = (struct token_list){ ids, n, ends };
+    return MB_OK;
+}
+
+static mb_status check_text(const char *text, size_t len, const struct encode_opts *o, mb_error *err)
+{
+    if (len > TOKENIZER_MAX_TEXT)
+        return mb_fail(err, MB_TOO_LARGE, "tokenizer: a text of %zu bytes; at most %zu are read", len, TOKENIZER_MAX_TEXT);
+    size_t good = utf8_valid_prefix(text, len, NULL);
+    if (good != len) return mb_fail(err, MB_INVALID, "tokenizer: the text is not UTF-8 at byte %zu", good);
+    for (size_t i = 0; i < o->n_content; i++)
+        if (o->content[i].first > o->content[i].end || o->content[i].end > len ||
+            (i && o->content[i].first < o->content[i - 1].end))
+            return mb_fail(err, MB_INVALID, "tokenizer: content span %zu is out of order or out of the text", i);
+    return MB_OK;
+}
+
+static void encoder_init(struct encoder *e, const struct tokenizer *t, const struct encode_opts *o, size_t len)
+{
+    memset(e, 0, sizeof *e);
+    e->t = t;
+    e->opts = o;
+    e->out.want_ends = o->want_ends;
+    bool origins = o->want_ends || o->n_content || (t->pretok.needs_origin && t->norm.n);
+    size_t limit = len * 64 + (1 << 20); /* what normalising may make of a text */
+    if (limit > TOKENIZER_MAX_TEXT) limit = TOKENIZER_MAX_TEXT;
+    for (int i = 0; i < 2; i++) {
+        mbuf_reset(&e->norm[i], limit, origins);
+        mbuf_reset(&e->pretok.texts[i], limit, origins);
+    }
+    bpe_scratch_init(&e->bpe, len);
+}
+
+static void encoder_free(struct encoder *e)
+{
+    for (int i = 0; i < 2; i++) mbuf_free(&e->norm[i]);
+    pretok_scratch_free(&e->pretok);
+    bpe_scratch_free(&e->bpe);
+    mb_free(e->out.ids);
+    mb_free(e->out.ends);
+    mb_free(e->out.rel);
+}
+
+mb_status tokenizer_encode(const struct tokenizer *t, struct arena *a, const char *text, size_t len,
+                           const struct encode_opts *opts, struct token_list *out, mb_error *err)
+{
+    static const struct encode_opts plain = { 0 };
+    struct encoder e;
+    *out = (struct token_list){ 0 };
+    if (!opts) opts = &plain;
+    if (!text) text = "";
+    MB_TRY(check_text(text, len, opts, err));
+    encoder_init(&e, t, opts, len);
+    struct mtext x = { .s = text, .n = len };
+    mb_status st = len ? encode_cut(&e, &t->added.raw, &x, encode_normalised, err) : MB_OK;
+    if (st == MB_OK) st = copy_out(&e, a, out, err);
+    encoder_free(&e);
+    return st;
+}

@@ -1,0 +1,355 @@
+/* tokenizer_int.h: what the files of this folder share.
+ *
+ * The way of a text (encode.c walks it): added tokens cut the text (added.c) -> each rest is normalised
+ * (normalize.c) -> normalised added tokens cut again -> the pre-tokeniser cuts pieces (pretok.c, regex.c) -> BPE turns
+ * each piece into ids (bpe.c) -> the post-processor frames them (post.c). Back: decode.c knows what one id adds to a
+ * text, detok.c joins those bytes to whole characters; tokenizer_decode is the same machine fed at once.
+ *
+ * tokenizer.json is read by load.c; its two large tables (vocab, merges) are read straight from the text by scan.c.
+ * Lifetimes: everything below `struct tokenizer` lives in its arena or is freed by tokenizer_close; scratch belongs to
+ * one encode. Threads: a tokenizer is read-only once it is open.
+ */
+#ifndef TOKENIZER_TOKENIZER_INT_H
+#define TOKENIZER_TOKENIZER_INT_H
+
+#include "base/json.h"
+#include "tokenizer/tokenizer.h"
+
+#define TOKENIZER_MAX_TEXT ((size_t)1 << 30)       /* bytes of one encode, also after normalisation */
+#define TOKENIZER_MAX_ID ((int32_t)1 << 22)        /* ids must be below */
+#define TOKENIZER_MAX_FILE ((size_t)512 << 20)     /* bytes of tokenizer.json */
+#define TOKENIZER_MAX_ADDED_LEN 1024               /* bytes of one added token: bounds the work per input byte */
+#define TOKENIZER_MAX_STEPS 256                    /* steps of one section, nested sequences flattened */
+
+/* --- unicode.c: character classes as Rust's standard library and the `tokenizers` library define them --- */
+bool uni_is_space(uint32_t cp);       /* White_Space */
+bool uni_is_numeric(uint32_t cp);     /* Nd Nl No */
+bool uni_is_punct(uint32_t cp);       /* ASCII punctuation or P* */
+bool uni_is_mark(uint32_t cp);        /* Mn Mc Me */
+bool uni_is_mark_nonspacing(uint32_t cp);
+bool uni_is_other(uint32_t cp);       /* C* */
+bool uni_is_word(uint32_t cp);        /* \w of Rust's regex */
+bool uni_is_cjk(uint32_t cp);         /* the ideograph blocks of BertNormalizer */
+/* The byte-level alphabet: one printable character a byte. */
+uint32_t byte_to_char(uint8_t b);
+int char_to_byte(uint32_t cp);        /* -1: not of the alphabet */
+/* "\uXXXX" style text mapped back to bytes: false when a character is not of the alphabet. out has room for len. */
+bool bytes_of_alphabet(const char *s, size_t len, uint8_t *out, size_t *n_out);
+/* Characters before/after a position of valid UTF-8. */
+uint32_t utf8_next(const char *s, size_t len, size_t *pos);
+uint32_t utf8_last(const char *s, size_t len, size_t *first);
+
+/* --- text with its origin (normalize.c) --- */
+/* A text under work. ends[i]: original byte just behind what byte i came from (inserted bytes: that of the byte
+ * before); NULL: byte i is original byte base + i. */
+struct mtext {
+    const char *s;
+    size_t n;
+    const uint32_t *ends;
+    size_t base;
+};
+static inline size_t mtext_end(const struct mtext *x, size_t i)
+{
+    return x->ends ? x->ends[i] : x->base + i + 1;
+}
+/* Original byte where byte i begins. */
+static inline size_t mtext_first(const struct mtext *x, size_t i)
+{
+    if (!x->ends) return x->base + i;
+    return i ? x->ends[i - 1] : x->base;
+}
+/* A growing mtext. */
+struct mbuf {
+    char *s;
+    uint32_t *ends; /* kept only when want_ends */
+    size_t n, cap;
+    size_t limit;
+    bool want_ends;
+    mb_status failed;
+};
+void mbuf_free(struct mbuf *b);
+void mbuf_reset(struct mbuf *b, size_t limit, bool want_ends);
+void mbuf_put(struct mbuf *b, const char *s, size_t n, size_t end);               /* all bytes end at `end` */
+void mbuf_copy(struct mbuf *b, const struct mtext *src, size_t first, size_t end); /* bytes keep their origin */
+struct mtext mbuf_view(const struct mbuf *b, size_t base);
+mb_status mbuf_status(const struct mbuf *b, mb_error *err);
+
+/* --- scan.c: the large tables of tokenizer.json --- */
+struct scan_parts {
+    struct str vocab, merges; /* raw JSON text of model.vocab and model.merges; ptr NULL when absent */
+};
+/* Copy json to rest with both tables replaced by null, and say where they are. */
+mb_status scan_split(const char *json, size_t len, struct scan_parts *parts, struct buf *rest, mb_error *err);
+
+struct vocab;
+mb_status scan_vocab(struct str json, struct vocab *v, mb_error *err);
+/* Calls merge(ctx, i, left, right) for each entry of either form. */
+typedef mb_status (*scan_merge_fn)(void *ctx, uint32_t i, struct str left, struct str right, mb_error *err);
+mb_status scan_merges(struct str json, scan_merge_fn merge, void *ctx, mb_error *err);
+
+/* --- vocab.c: pieces by id and ids by piece --- */
+struct vocab_entry {
+    size_t off;
+    uint32_t len;
+    bool present;
+};
+struct vocab {
+    struct buf blob;           /* texts, one behind the other, each with a NUL */
+    struct vocab_entry *at;    /* [cap_ids] by id */
+    int32_t n_ids, cap_ids;    /* n_ids: last id + 1 */
+    int32_t *slots;            /* [n_slots] open addressing; -1 empty */
+    uint32_t n_slots, n_used;
+    uint32_t max_len;
+};
+void vocab_init(struct vocab *v);
+void vocab_free(struct vocab *v);
+/* A piece known already gets the new id (last wins). */
+mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_error *err);
+int32_t vocab_find(const struct vocab *v, const char *s, size_t len);      /* -1 */
+const char *vocab_text(const struct vocab *v, int32_t id, size_t *len);    /* NULL */
+uint32_t text_hash(const char *s, size_t len);
+
+/* --- regex.c, regex_translate.c --- */
+struct regex; /* opaque: compiled, immutable */
+struct regex_scratch {
+    void *match_data, *match_ctx, *jit_stack; /* of PCRE2, made on first use */
+};
+mb_status regex_open(struct regex **out, const char *pattern, size_t len, mb_error *err);
+void regex_close(struct regex *r);
+void regex_scratch_free(struct regex_scratch *s);
+/* First match at or behind `start`. *found false: none. */
+mb_status regex_find(const struct regex *r, struct regex_scratch *s, const char *text, size_t len, size_t start,
+                     bool *found, size_t *first, size_t *end, mb_error *err);
+/* Rewrite a pattern of Oniguruma (Ruby syntax) for PCRE2. */
+mb_status regex_translate(struct buf *out, const char *pattern, size_t len, mb_error *err);
+
+/* A pattern of tokenizer.json: {"String": s} or {"Regex": r}. */
+struct pattern {
+    struct str literal;    /* when regex is NULL; never empty */
+    struct regex *regex;   /* owned */
+};
+mb_status pattern_find(const struct pattern *p, struct regex_scratch *s, const char *text, size_t len, size_t start,
+                       bool *found, size_t *first, size_t *end, mb_error *err);
+
+/* Walks all matches of a text: non-overlapping, an empty match right behind the last match is not taken. */
+struct match_iter {
+    const struct pattern *p;
+    const char *text;
+    size_t len, pos, last_end;
+    bool any;
+};
+mb_status match_next(struct match_iter *it, struct regex_scratch *s, bool *found, size_t *first, size_t *end,
+                     mb_error *err);
+
+/* --- normalize.c --- */
+enum norm_kind {
+    NORM_NFC, NORM_NFD, NORM_NFKC, NORM_NFKD, NORM_LOWERCASE, NORM_STRIP, NORM_STRIP_ACCENTS, NORM_STRIP_NONSPACING,
+    NORM_REPLACE, NORM_PREPEND, NORM_NMT, NORM_BERT_CLEAN, NORM_BERT_CJK, NORM_BYTE_LEVEL
+};
+struct norm_step {
+    enum norm_kind kind;
+    bool left, right;       /* NORM_STRIP */
+    struct pattern pattern; /* NORM_REPLACE */
+    struct str content;     /* NORM_REPLACE, NORM_PREPEND */
+};
+struct norm_list {
+    struct norm_step *steps;
+    size_t n;
+};
+mb_status norm_load(struct norm_list *l, struct arena *mem, const json_t *j, mb_error *err);
+void norm_free(struct norm_list *l);
+/* Runs all steps on src; *out views one of the two buffers, or src itself when nothing changed. */
+mb_status norm_run(const struct norm_list *l, struct regex_scratch *s, const struct mtext *src, struct mbuf tmp[2],
+                   struct mtext *out, mb_error *err);
+/* One of the four normal forms, appended to out (nfc.c). false: nothing to do, out untouched. */
+bool nf_run(enum norm_kind kind, const struct mtext *src, struct mbuf *out);
+
+/* --- pretok.c --- */
+enum split_behavior { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_MERGED_PREVIOUS, SPLIT_MERGED_NEXT, SPLIT_CONTIGUOUS };
+enum pretok_kind { PRETOK_PATTERN, PRETOK_CLASS, PRETOK_WORDS, PRETOK_METASPACE, PRETOK_PREFIX_SPACE, PRETOK_BYTE_MAP,
+                   PRETOK_LENGTH };
+enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
+struct pretok_step {
+    enum pretok_kind kind;
+    enum split_behavior behavior;
+    bool invert;
+    struct pattern pattern;           /* PRETOK_PATTERN */
+    bool (*in_class)(uint32_t cp);    /* PRETOK_CLASS */
+    struct str replacement;           /* PRETOK_METASPACE: one character */
+    enum prepend_scheme scheme;
+    bool split;
+    size_t n_chars;                   /* PRETOK_LENGTH */
+};
+struct pretok_list {
+    struct pretok_step *steps;
+    size_t n;
+    bool needs_origin; /* a step asks where a piece came from (Metaspace "first") */
+};
+struct piece {
+    uint32_t off, len;
+};
+struct piece_list {
+    struct piece *at;
+    size_t n, cap;
+};
+struct pretok_scratch {
+    struct regex_scratch regex;
+    struct piece_list lists[2];
+    struct mbuf texts[2];
+};
+mb_status pretok_load(struct pretok_list *l, struct arena *mem, const json_t *j, mb_error *err);
+/* If the list ends in its only byte map, drop that step: BPE then works on plain bytes. */
+bool pretok_take_byte_map(struct pretok_list *l);
+void pretok_free(struct pretok_list *l);
+void pretok_scratch_free(struct pretok_scratch *s);
+/* Cut src; *out_text is the text the pieces point into, *out the pieces (owned by s, valid until the next run). */
+mb_status pretok_run(const struct pretok_list *l, struct pretok_scratch *s, const struct mtext *src,
+                     struct mtext *out_text, const struct piece_list **out, mb_error *err);
+/* Shared readers of tokenizer.json (load_step.c). */
+mb_status step_bad(mb_error *err, const char *section, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+mb_status step_type(const json_t *j, const char *section, const char **type, mb_error *err);
+mb_status step_bool(const json_t *j, const char *section, const char *key, bool dflt, bool *out, mb_error *err);
+mb_status step_str(const json_t *j, const char *section, const char *key, struct arena *mem, struct str *out,
+                   mb_error *err); /* missing or null: ptr NULL */
+mb_status step_size(const json_t *j, const char *section, const char *key, size_t dflt, size_t *out, mb_error *err);
+mb_status step_pattern(const json_t *j, const char *section, struct arena *mem, struct pattern *out, mb_error *err);
+mb_status step_scheme(const json_t *j, const char *section, enum prepend_scheme *out, mb_error *err);
+/* Calls one(ctx, step) for j, or for each element of a (nested) Sequence whose list is under `key`. */
+typedef mb_status (*step_fn)(void *ctx, const json_t *step, const char *type, mb_error *err);
+mb_status step_walk(const json_t *j, const char *section, const char *key, step_fn one, void *ctx, mb_error *err);
+
+/* --- added.c --- */
+enum { ADDED_SINGLE_WORD = 1, ADDED_LSTRIP = 2, ADDED_RSTRIP = 4, ADDED_NORMALIZED = 8, ADDED_SPECIAL = 16 };
+struct added_token {
+    struct str text;     /* as the file spells it */
+    struct str pattern;  /* what is looked for: normalised when ADDED_NORMALIZED */
+    int32_t id;
+    unsigned flags;
+};
+struct trie {
+    uint32_t *keys;   /* [n_slots] (node << 8 | byte) + 1, 0 = empty */
+    uint32_t *nodes;  /* [n_slots] the child */
+    int32_t *tokens;  /* [cap_nodes] token that ends here, -1 none */
+    uint32_t n_slots, n_nodes, cap_nodes;
+    bool first[256];  /* bytes that may begin a token */
+};
+struct added_set {
+    struct added_token *items;
+    size_t n, cap;
+    struct trie raw, normalized;
+};
+struct added_match {
+    const struct added_token *token;
+    size_t first, end; /* bytes of the text that was searched */
+};
+void added_free(struct added_set *s);
+/* Build the tries; patterns are set. */
+mb_status added_build(struct added_set *s, mb_error *err);
+/* Next match of text[*pos..]; *prev_end: end of the last one taken (lstrip stops there). Spans: see tokenizer.h. */
+bool added_next(const struct added_set *s, const struct trie *trie, const struct mtext *x,
+                const struct encode_opts *opts, size_t *pos, size_t prev_end, struct added_match *m);
+
+/* --- bpe.c --- */
+struct merge_slot {
+    int32_t left, right; /* left -1: empty */
+    uint32_t rank;
+    int32_t id;
+};
+struct bpe {
+    struct merge_slot *slots;
+    uint32_t n_slots, n_used;
+    int32_t unit_id[256];  /* raw: id of each byte's character; else of each ASCII character */
+    int32_t byte_id[256];  /* id of "<0xNN>" */
+    int32_t unk_id;
+    bool has_unk, fuse_unk, byte_fallback, ignore_merges;
+    bool raw;              /* pieces are plain bytes; the byte-level alphabet is applied to the tables instead */
+    bool cut_meta;         /* no merge spans "x\u2581": a piece may be cut before each U+2581 */
+    struct str prefix, suffix;
+};
+struct symbol {
+    int32_t id;
+    uint32_t end;          /* byte of the piece behind it */
+    int32_t prev, next;    /* -1 none */
+};
+struct heap_item {
+    uint32_t rank, pos;
+    int32_t id, left, right;
+};
+struct token_out {
+    int32_t *ids;
+    size_t *ends;          /* kept only when want_ends: byte of the original text behind the token */
+    uint32_t *rel;         /* likewise: byte of its word behind the token */
+    size_t n, cap;
+    bool want_ends;
+};
+struct word_slot {
+    uint32_t off, len, hash; /* its text in bpe_scratch.text; len 0: empty slot */
+    uint32_t first, n;       /* ids [first, first + n) of token_out */
+};
+struct bpe_scratch {
+    struct symbol *symbols;
+    size_t cap_symbols;
+    struct heap_item *heap;
+    size_t cap_heap;
+    struct word_slot *words;      /* direct-mapped cache over this encode's own output */
+    uint32_t n_words;
+    struct buf text;              /* the cached words */
+    struct buf map;               /* for ignore_merges and affixes */
+};
+mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, const json_t *model, struct str merges,
+                   bool raw, mb_error *err);
+void bpe_free(struct bpe *b);
+void bpe_scratch_free(struct bpe_scratch *s);
+/* Ids of one piece of x, appended to out (ends in bytes of the original text). */
+mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const struct mtext *x,
+                     struct piece p, struct token_out *out, mb_error *err);
+bool token_out_push(struct token_out *o, int32_t id, uint32_t rel, size_t end);
+void bpe_scratch_init(struct bpe_scratch *s, size_t n_text);
+
+/* --- post.c --- */
+struct post {
+    int32_t *before, *after; /* ids around the text (arena) */
+    size_t n_before, n_after;
+};
+mb_status post_load(struct post *p, struct arena *mem, const json_t *j, mb_error *err);
+
+/* --- decode.c --- */
+enum dec_kind { DEC_BYTE_LEVEL, DEC_BYTE_FALLBACK, DEC_METASPACE, DEC_STRIP, DEC_REPLACE, DEC_WORDPIECE, DEC_BPE,
+                DEC_CTC, DEC_JOIN };
+struct dec_step {
+    enum dec_kind kind;
+    struct pattern pattern;     /* DEC_REPLACE; CTC: the word delimiter */
+    struct str text;            /* content, prefix, suffix, replacement character; CTC: the pad token */
+    size_t start, stop;         /* DEC_STRIP */
+    bool flag;                  /* METASPACE: drop it in the first token; WORDPIECE, CTC: cleanup */
+};
+struct decoder {
+    struct dec_step *steps;     /* per token */
+    size_t n;
+    bool byte_level, fused;
+    bool hold;                  /* what an id adds depends on the id behind it (BPEDecoder, CTC) */
+    struct dec_step lead;       /* a Strip behind a Fuse: text empty when there is none */
+};
+mb_status dec_load(struct decoder *d, struct arena *mem, const json_t *j, mb_error *err);
+void dec_free(struct decoder *d);
+/* Appends the bytes of token `id`, before they are joined to characters and before the Strip of the whole text. */
+void dec_token(const struct tokenizer *t, int32_t id, bool first, bool last, struct buf *b);
+
+enum { ID_MODEL = 1, ID_ADDED = 2, ID_SPECIAL = 4, ID_MERGED = 8 };
+struct tokenizer {
+    struct arena mem;
+    struct vocab vocab;        /* of the model */
+    struct vocab added_vocab;  /* of the added tokens */
+    struct added_set added;
+    struct norm_list norm;
+    struct pretok_list pretok;
+    struct bpe bpe;
+    struct post post;
+    struct decoder decoder;
+    uint8_t *id_flags;         /* [n_vocab] */
+    int32_t n_vocab;
+    int32_t bos_id, eos_id;
+    const char *bos_text, *eos_text;
+};
+
+#endif
