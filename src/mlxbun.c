@@ -1,0 +1,405 @@
+/* mlxbun.c: the public C API over the waist (gen/gen.h). Thin: each call checks its arguments, fills a plain struct of the
+ * inside, and hands results over. An mb_engine is a gen_engine and what was decided at load; an mb_gen is a gen_stream.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/errors.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "convert/convert.h"
+#include "mlxbun_int.h"
+#include "tokenizer/tokenizer.h"
+
+#define DEFAULT_BATCH 8
+#define DEFAULT_PROMPT_CACHE ((uint64_t)8 << 30)
+
+struct mb_engine {
+    struct gen_engine *gen;
+    struct engine_loaded loaded;
+};
+
+struct mb_gen {
+    struct gen_stream *stream;
+    bool done;
+    char finish[16];
+};
+
+const char *mb_version(void) { return MB_VERSION; }
+const char *mb_status_name(mb_status s) { return error_row_get(s)->name; }
+/* mb_free is base/mem.h's: both names are one function. */
+
+static void (*user_sink)(void *ctx, int level, const char *area, const char *text);
+
+static void forward_log(void *ctx, enum log_level level, const char *area, const char *text)
+{
+    user_sink(ctx, (int)level, area, text);
+}
+
+void mb_set_log(int level, void (*sink)(void *ctx, int level, const char *area, const char *text), void *ctx)
+{
+    log_set_level(level < 0 ? LOG_ERROR : level > 3 ? LOG_DEBUG : (enum log_level)level);
+    user_sink = sink;
+    log_set_sink(sink ? forward_log : NULL, ctx);
+}
+
+mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err)
+{
+    static const char *const names[] = { "l1", "l2", "f32" };
+    *out = TIER_L1;
+    for (int i = 0; text && i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = (enum fidelity_tier)i;
+            return MB_OK;
+        }
+    return text ? mb_fail_at(err, MB_INVALID, "tier", "tier %.32s is unknown; use l1, l2 or f32", text) : MB_OK;
+}
+
+mb_status mb_kv_parse(const char *text, int *out, mb_error *err)
+{
+    static const struct { const char *name; int format; } names[] = {
+        { "off", -1 }, { "f16", KV_F16 }, { "bf16", KV_BF16 }, { "f32", KV_F32 },
+    };
+    *out = -1;
+    for (size_t i = 0; text && i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(text, names[i].name) == 0) {
+            *out = names[i].format;
+            return MB_OK;
+        }
+    return text ? mb_fail_at(err, MB_UNSUPPORTED, "kv-quant", "KV format %.32s is not in this version; use off, f16, bf16 or "
+                             "f32", text) : MB_OK;
+}
+
+mb_status mb_options_to_load(const char *path, const mb_options *opt, struct engine_load *out, mb_error *err)
+{
+    static const mb_options defaults = { .size = sizeof defaults };
+    memset(out, 0, sizeof *out);
+    if (!path) return mb_fail_at(err, MB_INVALID, "path", "the model directory is NULL");
+    if (!opt) opt = &defaults;
+    if (opt->size != sizeof *opt)
+        return mb_fail_at(err, MB_INVALID, "size", "mb_options.size is %zu, this library has %zu: set it to sizeof(mb_options)",
+                          opt->size, sizeof *opt);
+    MB_TRY(mb_tier_parse(opt->tier, &out->tier, err));
+    MB_TRY(mb_kv_parse(opt->kv, &out->kv_format, err));
+    if (opt->n_threads < 0 || opt->n_threads > 1024 || opt->batch < 0 || opt->batch > 1024 || opt->prefill_chunk < 0 ||
+        opt->n_context < 0)
+        return mb_fail(err, MB_INVALID, "threads and batch must be from 0 to 1024, prefill_chunk and n_context not negative");
+    out->dir = path;
+    out->device = opt->device;
+    out->cpu_level = opt->cpu_level;
+    out->n_threads = opt->n_threads;
+    out->n_context = opt->n_context;
+    out->memory_budget_bytes = opt->memory_budget_bytes;
+    out->engine.batch = opt->batch ? opt->batch : DEFAULT_BATCH;
+    out->engine.queue_max = 64;
+    out->engine.prefill_chunk = opt->prefill_chunk ? opt->prefill_chunk : 2048;
+    out->engine.prefill_share = 3;
+    out->engine.client_timeout_ms = 60000;
+    out->engine.prompt_cache_bytes = opt->prompt_cache_bytes == UINT64_MAX ? 0
+                                     : opt->prompt_cache_bytes ? opt->prompt_cache_bytes : DEFAULT_PROMPT_CACHE;
+    out->progress = opt->progress;
+    out->progress_ctx = opt->progress_ctx;
+    return MB_OK;
+}
+
+static const char *kv_mode_name(int format)
+{
+    static const char *const names[] = { "bf16", "f16", "f32" };
+    return format >= 0 && format < KV_FORMAT_COUNT ? names[format] : "bf16";
+}
+
+static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path, const struct engine_load *load,
+                          const struct mb_open_extra *x, mb_error *err)
+{
+    static const char *const tiers[] = { "l1", "l2", "f32" };
+    struct gen_engine_options opt = { .model_dir = path, .model_id = x ? x->model_id : NULL,
+                                      .max_tokens = x ? x->max_tokens : -1, .thinking = x ? x->thinking : GIVEN_NONE,
+                                      .ring_events = x ? x->ring_events : 0 };
+    struct gen_model_info info = { .path = path, .n_context = e->loaded.n_context, .kv_mode = kv_mode_name(e->loaded.kv_format),
+                                   .n_layer_full = e->loaded.n_layer_full, .n_layer_window = e->loaded.n_layer_window,
+                                   .device = e->loaded.device, .tier = tiers[load->tier],
+                                   .weight_bytes = e->loaded.weight_bytes, .pool_bytes = e->loaded.pool_bytes,
+                                   .batch = load->engine.batch };
+    if (x) opt.server = x->server;
+    return gen_engine_open(&e->gen, engine, &opt, &info, err);
+}
+
+mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,
+                               mb_error *err)
+{
+    struct engine_load load;
+    struct engine *engine = NULL;
+    if (!out) return mb_fail(err, MB_INVALID, "out is NULL");
+    *out = NULL;
+    MB_TRY(mb_options_to_load(path, opt, &load, err));
+    if (x) load.kv_budget_bytes = x->kv_budget_bytes;
+    if (x && x->client_timeout_ms > 0) load.engine.client_timeout_ms = x->client_timeout_ms;
+    mb_engine *e = mb_calloc(1, sizeof *e);
+    if (!e) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    mb_status st = engine_load(&engine, &load, &e->loaded, err);
+    if (st == MB_OK) st = open_gen(e, engine, path, &load, x, err);
+    if (st != MB_OK) {
+        mb_free(e);
+        return st;
+    }
+    *out = e;
+    return MB_OK;
+}
+
+mb_status mb_engine_open(mb_engine **out, const char *path, const mb_options *opt, mb_error *err)
+{
+    return mb_engine_open_extra(out, path, opt, NULL, err);
+}
+
+void mb_engine_close(mb_engine *e)
+{
+    if (!e) return;
+    gen_engine_close(e->gen, 0);
+    mb_free(e);
+}
+
+struct engine_client mb_engine_client(mb_engine *e) { return gen_engine_client(e->gen); }
+struct gen_engine *mb_engine_gen(mb_engine *e) { return e->gen; }
+const struct engine_loaded *mb_engine_loaded(const mb_engine *e) { return &e->loaded; }
+
+static struct sampler_value given(bool has, double v)
+{
+    return (struct sampler_value){ .v = v, .given = has };
+}
+
+static mb_status to_gen_request(const mb_request *r, struct gen_request *out, mb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    if (!r || r->size != sizeof *r)
+        return mb_fail_at(err, MB_INVALID, "size", "mb_request.size must be sizeof(mb_request) = %zu", sizeof *r);
+    int n_inputs = (r->messages_json != NULL) + (r->text != NULL) + (r->ids != NULL);
+    if (n_inputs != 1)
+        return mb_fail(err, MB_INVALID, "exactly one of messages_json, text and ids must be set, found %d", n_inputs);
+    out->input = r->messages_json ? GEN_MESSAGES : r->text ? GEN_TEXT : GEN_IDS;
+    out->messages_json = r->messages_json;
+    out->tools_json = r->tools_json;
+    out->template_kwargs_json = r->template_kwargs_json;
+    if (r->text) out->text = (struct str){ r->text, r->text_len ? r->text_len : strlen(r->text) };
+    out->ids = r->ids;
+    out->n_ids = r->n_ids;
+    out->max_tokens = r->max_tokens > 0 ? r->max_tokens : -1;
+    out->n_choices = r->n_choices > 0 ? r->n_choices : 1;
+    out->sampling.temperature = given(r->has_temperature, r->temperature);
+    out->sampling.top_p = given(r->has_top_p, r->top_p);
+    out->sampling.top_k = given(r->has_top_k, r->top_k);
+    out->sampling.min_p = given(r->has_min_p, r->min_p);
+    out->sampling.repetition_penalty = given(r->has_repetition_penalty, r->repetition_penalty);
+    out->sampling.seed = given(r->has_seed, (double)r->seed);
+    out->stops = r->stops;
+    out->n_stops = r->n_stops;
+    out->logprobs = true;
+    out->n_top_logprobs = r->n_top_logprobs;
+    out->ignore_eos = r->ignore_eos;
+    out->score = r->score;
+    out->raw_split = !r->messages_json;
+    return MB_OK;
+}
+
+mb_status mb_generate(mb_engine *e, const mb_request *r, mb_gen **out, mb_error *err)
+{
+    struct gen_request req;
+    *out = NULL;
+    MB_TRY(to_gen_request(r, &req, err));
+    mb_gen *g = mb_calloc(1, sizeof *g);
+    if (!g) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    struct engine_client c = gen_engine_client(e->gen);
+    mb_status st = c.start(c.ctx, &req, NULL, NULL, &g->stream, err);
+    if (st != MB_OK) {
+        mb_free(g);
+        return st;
+    }
+    *out = g;
+    return MB_OK;
+}
+
+/* One inner event to a public one; false for those that have no public form. */
+static bool to_event(const struct gen_event *in, mb_event *out)
+{
+    static const char *const finish[] = { "stop", "length", "tool_calls", "cancelled" };
+    memset(out, 0, sizeof *out);
+    out->i_choice = in->i_choice;
+    switch (in->type) {
+    case GEN_EV_START:
+        out->type = MB_EV_START;
+        out->n_prompt = in->u.start.n_prompt;
+        out->n_cached = in->u.start.n_cached;
+        return true;
+    case GEN_EV_TEXT:
+        out->type = MB_EV_TEXT;
+        out->text = in->u.text.text.ptr;
+        out->text_len = in->u.text.text.len;
+        out->is_reasoning = in->u.text.channel == GEN_REASONING;
+        return true;
+    case GEN_EV_TOOL:
+        out->type = MB_EV_TOOL;
+        out->text = in->u.tool.arguments.ptr;
+        out->text_len = in->u.tool.arguments.len;
+        return true;
+    case GEN_EV_TOKEN:
+        out->type = MB_EV_TOKEN;
+        out->id = in->u.token.id;
+        out->logprob = in->u.token.logprob;
+        out->n_top = in->u.token.n_top;
+        out->top_id = in->u.token.top_id;
+        out->top_logprob = in->u.token.top_logprob;
+        return true;
+    case GEN_EV_SCORE:
+        out->type = MB_EV_SCORE;
+        out->index = in->u.score.index;
+        out->id = in->u.score.target;
+        out->logprob = in->u.score.target_logprob;
+        out->argmax = in->u.score.argmax;
+        out->argmax_logprob = in->u.score.argmax_logprob;
+        return true;
+    case GEN_EV_END:
+        out->type = MB_EV_END;
+        out->text = finish[in->u.end.finish];
+        out->text_len = strlen(out->text);
+        out->n_completion = in->u.end.n_completion;
+        return true;
+    case GEN_EV_DONE:
+        out->type = MB_EV_DONE;
+        return true;
+    default:
+        return false; /* progress */
+    }
+}
+
+mb_status mb_next(mb_gen *g, mb_event *out, mb_error *err)
+{
+    /* The top list points into the event, which must outlive this call. */
+    static _Thread_local struct gen_event ev;
+    memset(out, 0, sizeof *out);
+    if (g->done) return mb_fail(err, MB_NOT_FOUND, "the generation has ended");
+    do {
+        if (!gen_next(g->stream, -1, &ev)) return mb_fail(err, MB_INTERNAL, "no event");
+        if (ev.type == GEN_EV_ERROR) {
+            g->done = true;
+            return mb_fail_at(err, ev.u.error.status, ev.u.error.at, "%s", ev.u.error.text);
+        }
+    } while (!to_event(&ev, out));
+    g->done = out->type == MB_EV_DONE;
+    return MB_OK;
+}
+
+void mb_gen_cancel(mb_gen *g)
+{
+    if (g) gen_cancel(g->stream);
+}
+
+void mb_gen_close(mb_gen *g)
+{
+    if (!g) return;
+    gen_close(g->stream);
+    mb_free(g);
+}
+
+static mb_status copy_ids(const int32_t *ids, size_t n, int32_t **out, int32_t *n_out, mb_error *err)
+{
+    *out = mb_alloc(n * sizeof **out);
+    if (!*out) return mb_fail(err, MB_NO_MEMORY, "out of memory for %zu ids", n);
+    if (n) memcpy(*out, ids, n * sizeof **out);
+    *n_out = (int32_t)n;
+    return MB_OK;
+}
+
+mb_status mb_tokenize(mb_engine *e, const char *text, size_t len, bool special, int32_t **ids, int32_t *n, mb_error *err)
+{
+    struct arena a;
+    struct token_list list;
+    struct encode_opts opt = { .add_special_tokens = special };
+    *ids = NULL;
+    *n = 0;
+    arena_init(&a, 0);
+    mb_status st = tokenizer_encode(gen_engine_tokenizer(e->gen), &a, text, len, &opt, &list, err);
+    if (st == MB_OK) st = copy_ids(list.ids, list.n, ids, n, err);
+    arena_free(&a);
+    return st;
+}
+
+mb_status mb_detokenize(mb_engine *e, const int32_t *ids, int32_t n, bool skip_special, char **text, size_t *len,
+                        mb_error *err)
+{
+    struct buf b;
+    *text = NULL;
+    *len = 0;
+    if (n < 0) return mb_fail_at(err, MB_INVALID, "n", "n is negative");
+    buf_init(&b, 0);
+    mb_status st = tokenizer_decode(gen_engine_tokenizer(e->gen), ids, (size_t)n, skip_special, &b, err);
+    buf_append(&b, "", 0);
+    if (st == MB_OK) st = buf_status(&b, "decoded text", err);
+    if (st == MB_OK) *text = buf_take(&b, len);
+    buf_free(&b);
+    if (st == MB_OK && !*text) {
+        *text = mb_strdup("");
+        if (!*text) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    }
+    return st;
+}
+
+mb_status mb_render(mb_engine *e, const mb_request *r, char **text, size_t *len, int32_t **ids, int32_t *n, mb_error *err)
+{
+    struct gen_request req;
+    struct gen_prompt prompt;
+    struct arena a;
+    if (text) *text = NULL;
+    if (len) *len = 0;
+    if (ids) *ids = NULL;
+    if (n) *n = 0;
+    MB_TRY(to_gen_request(r, &req, err));
+    arena_init(&a, 0);
+    mb_status st = gen_render(e->gen, &req, &a, &prompt, err);
+    if (st == MB_OK && text) {
+        *text = mb_strndup(prompt.text ? prompt.text : "", prompt.len);
+        if (!*text) st = mb_fail(err, MB_NO_MEMORY, "out of memory");
+        if (len) *len = prompt.len;
+    }
+    if (st == MB_OK && ids && n) st = copy_ids(prompt.ids, (size_t)prompt.n_ids, ids, n, err);
+    arena_free(&a);
+    return st;
+}
+
+mb_status mb_stats_get(mb_engine *e, mb_stats *out, mb_error *err)
+{
+    struct engine_stats s;
+    if (!out || out->size != sizeof *out)
+        return mb_fail_at(err, MB_INVALID, "size", "mb_stats.size must be sizeof(mb_stats) = %zu", sizeof *out);
+    struct engine_client c = gen_engine_client(e->gen);
+    c.stats(c.ctx, &s);
+    *out = (mb_stats){
+        .size = sizeof *out, .weight_bytes = e->loaded.weight_bytes, .pool_bytes = s.pool_bytes,
+        .pages_held_bytes = s.pages_held_bytes, .pages_cached_bytes = s.pages_cached_bytes,
+        .pages_free_bytes = s.pages_free_bytes, .cache_entries = (uint64_t)s.cache_entries, .cache_hits = s.cache_hits,
+        .cache_misses = s.cache_misses, .requests_finished = s.finished, .requests_cancelled = s.cancelled,
+        .requests_failed = s.failed, .tokens_decoded = s.tokens_decoded, .tokens_prefilled = s.tokens_prefilled,
+        .tokens_cached = s.tokens_cached, .active_rows = s.active_rows, .pending_rows = s.pending_rows, .batch = s.batch,
+        .n_context = e->loaded.n_context, .decode_tokens_per_s = s.decode_tokens_per_s,
+    };
+    return MB_OK;
+}
+
+struct fraction_sink {
+    void (*progress)(void *ctx, double fraction);
+    void *ctx;
+};
+
+static bool report_fraction(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct fraction_sink *s = ctx;
+    s->progress(s->ctx, total_bytes ? (double)done_bytes / (double)total_bytes : 1);
+    return true;
+}
+
+mb_status mb_convert(const char *gguf_path, const char *out_dir, void (*progress)(void *ctx, double fraction), void *ctx,
+                     mb_error *err)
+{
+    struct fraction_sink sink = { progress, ctx };
+    struct convert_opts opt = { .progress = progress ? report_fraction : NULL, .progress_ctx = &sink };
+    if (!gguf_path || !out_dir) return mb_fail(err, MB_INVALID, "a path is NULL");
+    return convert_gguf(gguf_path, out_dir, &opt, err);
+}

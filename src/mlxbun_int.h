@@ -1,0 +1,30 @@
+/* mlxbun_int.h: what the command line needs of an mb_engine beyond the public API: the waist itself, for the server. */
+#ifndef MLXBUN_INT_H
+#define MLXBUN_INT_H
+
+#include "engine/open.h"
+#include "gen/gen.h"
+#include "mlxbun.h"
+
+/* More of mb_engine_open: server defaults and the numbers that were decided. All borrowed strings may be NULL. */
+struct mb_open_extra {
+    const char *model_id;         /* shown as "model"; NULL: from the directory */
+    struct sampler_values server; /* level 2 of CFG-019 */
+    int64_t max_tokens;           /* --max-tokens, < 0 = none */
+    enum given_bool thinking;
+    uint64_t kv_budget_bytes;
+    int32_t ring_events;
+    int64_t client_timeout_ms;
+};
+mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,
+                               mb_error *err);
+struct engine_client mb_engine_client(mb_engine *e);
+struct gen_engine *mb_engine_gen(mb_engine *e);
+const struct engine_loaded *mb_engine_loaded(const mb_engine *e);
+/* Text names of options: "l1", "off" ... MB_INVALID names the value and the choices. */
+mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err);
+mb_status mb_kv_parse(const char *text, int *out, mb_error *err);
+/* Options as an engine_load. */
+mb_status mb_options_to_load(const char *path, const mb_options *opt, struct engine_load *out, mb_error *err);
+
+#endif
