@@ -94,7 +94,7 @@ FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_arg
 /* 64 columns: one pass for a row, two for 2 and 3 rows, four above. ks and rs become constants by inlining. */
 FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m)
 {
-    int U = R == 1 ? 4 : R <= 3 ? 2 : 1;
+    int U = R == 1 ? 4 : R <= 2 ? 2 : 1;
     for (int u = 0; u < 4; u += U) mk_units(f, R, U, u, m);
 }
 
