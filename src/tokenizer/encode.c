@@ -111,7 +111,7 @@ static void encoder_init(struct encoder *e, const struct tokenizer *t, const str
     e->t = t;
     e->opts = o;
     e->out.want_ends = o->want_ends;
-    bool origins = o->want_ends || o->n_content || (t->pretok.needs_origin && t->norm.n);
+    bool origins = o->want_ends || o->n_content || (t->pretok.needs_origin && t->norm.n + t->pretok.n > 1);
     size_t limit = len * 64 + (1 << 20); /* what normalising may make of a text */
     if (limit > TOKENIZER_MAX_TEXT) limit = TOKENIZER_MAX_TEXT;
     for (int i = 0; i < 2; i++) {

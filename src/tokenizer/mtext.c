@@ -45,9 +45,10 @@ static bool mbuf_room(struct mbuf *b, size_t n)
     return true;
 }
 
-void mbuf_put(struct mbuf *b, const char *s, size_t n, size_t end)
+void mbuf_put(struct mbuf *b, const char *s, size_t n, size_t first, size_t end)
 {
     if (!n || !mbuf_room(b, n)) return;
+    if (!b->n) b->base = first;
     memcpy(b->s + b->n, s, n);
     if (b->want_ends)
         for (size_t i = 0; i < n; i++) b->ends[b->n + i] = (uint32_t)end;
@@ -58,15 +59,16 @@ void mbuf_copy(struct mbuf *b, const struct mtext *src, size_t first, size_t end
 {
     size_t n = end - first;
     if (!n || !mbuf_room(b, n)) return;
+    if (!b->n) b->base = mtext_first(src, first);
     memcpy(b->s + b->n, src->s + first, n);
     if (b->want_ends)
         for (size_t i = 0; i < n; i++) b->ends[b->n + i] = (uint32_t)mtext_end(src, first + i);
     b->n += n;
 }
 
-struct mtext mbuf_view(const struct mbuf *b, size_t base)
+struct mtext mbuf_view(const struct mbuf *b)
 {
-    return (struct mtext){ b->s ? b->s : "", b->n, b->want_ends ? b->ends : NULL, base };
+    return (struct mtext){ b->s ? b->s : "", b->n, b->want_ends ? b->ends : NULL, b->base };
 }
 
 mb_status mbuf_status(const struct mbuf *b, mb_error *err)

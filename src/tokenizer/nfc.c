@@ -83,7 +83,7 @@ static void flush(struct nf_run *r, size_t end)
     } else {
         for (utf8proc_ssize_t i = 0; i < n; i++) {
             size_t len = (size_t)utf8_encode((uint32_t)r->cps[i], utf8);
-            mbuf_put(r->out, utf8, len, mtext_end(r->src, end - 1));
+            mbuf_put(r->out, utf8, len, mtext_first(r->src, r->first), mtext_end(r->src, end - 1));
         }
     }
     r->n = 0;

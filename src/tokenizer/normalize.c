@@ -169,7 +169,7 @@ static bool run_map(enum norm_kind kind, const struct mtext *x, struct mbuf *out
         for (int k = 0; k < n; k++) {
             char utf8[4];
             size_t len = (size_t)utf8_encode(to[k], utf8);
-            mbuf_put(out, utf8, len, mtext_end(x, i - 1));
+            mbuf_put(out, utf8, len, mtext_first(x, first), mtext_end(x, i - 1));
         }
     }
     if (changed) mbuf_copy(out, x, kept, x->n);
@@ -181,7 +181,7 @@ static bool run_byte_level(const struct mtext *x, struct mbuf *out)
     for (size_t i = 0; i < x->n; i++) {
         char utf8[4];
         size_t len = (size_t)utf8_encode(byte_to_char((uint8_t)x->s[i]), utf8);
-        mbuf_put(out, utf8, len, mtext_end(x, i));
+        mbuf_put(out, utf8, len, mtext_first(x, i), mtext_end(x, i));
     }
     return true;
 }
@@ -215,7 +215,7 @@ static mb_status run_replace(const struct norm_step *s, struct regex_scratch *rx
         if (!found) break;
         *changed = true;
         mbuf_copy(out, x, kept, first);
-        mbuf_put(out, s->content.ptr, s->content.len, end ? mtext_end(x, end - 1) : x->base);
+        mbuf_put(out, s->content.ptr, s->content.len, mtext_first(x, first), end ? mtext_end(x, end - 1) : x->base);
         if (out->failed != MB_OK) return mbuf_status(out, err);
         kept = end;
     }
@@ -238,7 +238,7 @@ static mb_status run_step(const struct norm_step *s, struct regex_scratch *rx, c
         break;
     case NORM_PREPEND:
         *changed = x->n > 0;
-        mbuf_put(out, s->content.ptr, *changed ? s->content.len : 0, x->base);
+        mbuf_put(out, s->content.ptr, *changed ? s->content.len : 0, x->base, x->base);
         if (*changed) mbuf_copy(out, x, 0, x->n);
         break;
     case NORM_BYTE_LEVEL:
@@ -261,7 +261,7 @@ mb_status norm_run(const struct norm_list *l, struct regex_scratch *s, const str
         b->n = 0;
         MB_TRY(run_step(&l->steps[i], s, out, b, &changed, err));
         if (!changed) continue;
-        *out = mbuf_view(b, src->base);
+        *out = mbuf_view(b);
         i_buf ^= 1;
     }
     return MB_OK;

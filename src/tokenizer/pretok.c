@@ -291,11 +291,11 @@ static void write_metaspace(const struct pretok_step *s, const struct mtext *x, 
     bool begins = x->s[p.off] == ' ' || str_starts(piece, s->replacement);
     size_t origin = mtext_first(x, p.off);
     if (!begins && (s->scheme == PREPEND_ALWAYS || (s->scheme == PREPEND_FIRST && origin == 0)))
-        mbuf_put(b, s->replacement.ptr, s->replacement.len, origin);
+        mbuf_put(b, s->replacement.ptr, s->replacement.len, origin, origin);
     for (size_t i = p.off; i < end; i++) {
         if (x->s[i] != ' ') continue;
         mbuf_copy(b, x, kept, i);
-        mbuf_put(b, s->replacement.ptr, s->replacement.len, mtext_end(x, i));
+        mbuf_put(b, s->replacement.ptr, s->replacement.len, mtext_first(x, i), mtext_end(x, i));
         kept = i + 1;
     }
     mbuf_copy(b, x, kept, end);
@@ -306,13 +306,14 @@ static void write_byte_map(const struct mtext *x, struct piece p, struct mbuf *b
     for (size_t i = p.off; i < (size_t)p.off + p.len; i++) {
         char utf8[4];
         size_t len = (size_t)utf8_encode(byte_to_char((uint8_t)x->s[i]), utf8);
-        mbuf_put(b, utf8, len, mtext_end(x, i));
+        mbuf_put(b, utf8, len, mtext_first(x, i), mtext_end(x, i));
     }
 }
 
 static void write_prefix_space(const struct mtext *x, struct piece p, struct mbuf *b)
 {
-    if (x->s[p.off] != ' ') mbuf_put(b, " ", 1, mtext_first(x, p.off));
+    size_t first = mtext_first(x, p.off);
+    if (x->s[p.off] != ' ') mbuf_put(b, " ", 1, first, first);
     mbuf_copy(b, x, p.off, (size_t)p.off + p.len);
 }
 
@@ -348,7 +349,7 @@ mb_status pretok_run(const struct pretok_list *l, struct pretok_scratch *s, cons
             struct mbuf *b = &s->texts[i_text];
             b->n = 0;
             MB_TRY(rewrite_all(step, out_text, in, to, b, err));
-            *out_text = mbuf_view(b, src->base);
+            *out_text = mbuf_view(b);
             i_text ^= 1;
             i_list ^= 1;
             if (step->kind != PRETOK_METASPACE || !step->split) continue;

@@ -64,14 +64,15 @@ struct mbuf {
     uint32_t *ends; /* kept only when want_ends */
     size_t n, cap;
     size_t limit;
+    size_t base;    /* original byte where the first byte's origin begins */
     bool want_ends;
     mb_status failed;
 };
 void mbuf_free(struct mbuf *b);
 void mbuf_reset(struct mbuf *b, size_t limit, bool want_ends);
-void mbuf_put(struct mbuf *b, const char *s, size_t n, size_t end);               /* all bytes end at `end` */
+void mbuf_put(struct mbuf *b, const char *s, size_t n, size_t first, size_t end); /* all made of [first, end) */
 void mbuf_copy(struct mbuf *b, const struct mtext *src, size_t first, size_t end); /* bytes keep their origin */
-struct mtext mbuf_view(const struct mbuf *b, size_t base);
+struct mtext mbuf_view(const struct mbuf *b);
 mb_status mbuf_status(const struct mbuf *b, mb_error *err);
 
 /* --- scan.c: the large tables of tokenizer.json --- */

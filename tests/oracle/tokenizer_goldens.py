@@ -8,8 +8,8 @@ files stay small. Run:
     python3 -m venv VENV && VENV/bin/pip install tokenizers==0.22.1
     VENV/bin/python tests/oracle/tokenizer_goldens.py
 
-cases.json: {"cases": [{"text", "special", "ids", "decoded", "decoded_plain"}]}: ids with or without the
-post-processor's special tokens; decoded with special tokens kept, decoded_plain with them skipped.
+cases.json: {"cases": [{"text", "special", "ids", "decoded", "decoded_plain"}], "decode": [...]}: ids with or without
+the post-processor's special tokens; decoded with special tokens kept, decoded_plain with them skipped.
 "literal": ids when special tokens are encoded as text (the whole text is a user's content).
 """
 import json
@@ -109,10 +109,22 @@ def b005_texts():
     return ["<s>Go", "<s> Go", "</s>  Go", " Go", "Go"]
 
 
+def decoded(tok, ids):
+    """Texts of ids; "differs": why mlx-bun's text is another one on purpose (src/tokenizer/decode.c)."""
+    c = {"ids": ids, "decoded": tok.decode(ids, skip_special_tokens=False),
+         "decoded_plain": tok.decode(ids, skip_special_tokens=True)}
+    added = tok.get_added_tokens_decoder()
+    byte_level = '"ByteLevel"' in json.dumps(json.loads(tok.to_str())["decoder"])
+    if byte_level and any(i in added and not added[i].content.isascii() for i in ids):
+        c["differs"] = "B-004"
+    elif not byte_level and "\ufffd" in c["decoded"] and any(tok.id_to_token(i).startswith("<0x") for i in ids):
+        c["differs"] = "B-040"
+    return c
+
+
 def case(tok, text, special):
     ids = tok.encode(text, add_special_tokens=special).ids
-    c = {"text": text, "special": special, "ids": ids, "decoded": tok.decode(ids, skip_special_tokens=False),
-         "decoded_plain": tok.decode(ids, skip_special_tokens=True)}
+    c = {"text": text, "special": special, **decoded(tok, ids)}
     tok.encode_special_tokens = True
     literal = tok.encode(text, add_special_tokens=False).ids
     tok.encode_special_tokens = False
@@ -134,8 +146,7 @@ def write(name, tok, extra=()):
     runs = []
     for _ in range(30):
         ids = [rng.randrange(n) for _ in range(rng.randint(1, 12))]
-        runs.append({"ids": ids, "decoded": tok.decode(ids, skip_special_tokens=False),
-                     "decoded_plain": tok.decode(ids, skip_special_tokens=True)})
+        runs.append(decoded(tok, ids))
     with open(os.path.join(folder, "cases.json"), "w", encoding="utf-8") as f:
         json.dump({"cases": cases, "decode": runs}, f, ensure_ascii=True, separators=(",", ":"))
         f.write("\n")
@@ -191,7 +202,213 @@ def smollm2():
     write("smollm2", tok)
 
 
-FAMILIES = [smollm2]
+
+GPT4 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+")
+MARKS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+O200K = "|".join([
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+
+
+def split_then_bytes(pattern):
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
+                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def byte_level(name, pre, normalizer=None, vocab_size=900, **model):
+    tok = train(models.BPE(**model), normalizer, pre, vocab_size, byte_level=True)
+    tok.decoder = decoders.ByteLevel()
+    chatml(tok)
+    return tok
+
+
+def gpt2():
+    tok = byte_level("gpt2", pre_tokenizers.ByteLevel(add_prefix_space=True))
+    tok.post_processor = processors.ByteLevel(trim_offsets=False)
+    all_flags(tok)
+    write("gpt2", tok)
+
+
+def llama3():
+    tok = byte_level("llama3", split_then_bytes(GPT4 % "{1,3}"))
+    # words that merges cannot make, for ignore_merges
+    def words(j):
+        for w in ("\u0120zebra", "quux", "\u0120\u0120\u0120\u0120x"):
+            j["model"]["vocab"][w] = len(j["model"]["vocab"])
+        for i, t in enumerate(j["added_tokens"]):
+            t["id"] = len(j["model"]["vocab"]) + i
+        j["model"]["ignore_merges"] = True
+        j["model"]["merges"] = [m if isinstance(m, str) else " ".join(m) for m in j["model"]["merges"]]
+    tok = edit(tok, words)
+    bos = tok.token_to_id("<|endoftext|>")
+    tok.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
+        single="<|endoftext|> $A", pair="<|endoftext|> $A $B", special_tokens=[("<|endoftext|>", bos)])])
+    write("llama3", tok, [" zebra quux zebra    x quuxzebra"])
+
+
+def qwen2():
+    tok = byte_level("qwen2", split_then_bytes(GPT4 % ""), normalizers.NFC())
+    tok.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("<think>", normalized=False)])
+    all_flags(tok)
+    write("qwen2", tok)
+
+
+def qwen3_5():
+    write("qwen3_5", byte_level("qwen3_5", split_then_bytes(MARKS), normalizers.NFC()))
+
+
+def o200k():
+    write("o200k", byte_level("o200k", split_then_bytes(O200K)))
+
+
+def deepseek():
+    pre = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex("\\p{N}{1,3}"), "isolated"),
+        pre_tokenizers.Split(Regex("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"), "isolated"),
+        pre_tokenizers.Split(Regex("[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+                                   "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tok = byte_level("deepseek", pre)
+    tok.add_special_tokens(["<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cUser\uff5c>"])
+    bos = tok.token_to_id("<\uff5cbegin\u2581of\u2581sentence\uff5c>")
+    tok.post_processor = processors.TemplateProcessing(single="<\uff5cbegin\u2581of\u2581sentence\uff5c>:0 $A:0",
+        special_tokens=[("<\uff5cbegin\u2581of\u2581sentence\uff5c>", bos)])
+    write("deepseek", tok)
+
+
+def deepseek_coder():
+    pre = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex("[\r\n]"), "isolated"),
+        pre_tokenizers.Split(Regex("\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba]+"), "isolated"),
+        pre_tokenizers.Split(Regex("\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"), "isolated"),
+        pre_tokenizers.Split(Regex("\\s+$"), "isolated"),
+        pre_tokenizers.Split(Regex("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"), "isolated"),
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    write("deepseek_coder", byte_level("deepseek_coder", pre))
+
+
+def starcoder():
+    tok = byte_level("starcoder", pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]))
+    tok.add_special_tokens(["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<filename>"])
+    tok.add_tokens([AddedToken(" " * n, normalized=False) for n in (2, 3, 4, 8)])
+    write("starcoder", tok)
+
+
+def spm(normalizer, pre, name, decoder, specials=("<unk>", "<s>", "</s>"), template=True, **model):
+    tok = train(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True, **model), normalizer, pre, 1100, specials,
+                fallback=True, limit_alphabet=120)
+    tok.decoder = decoder
+    def fix(j):
+        drop_byte_specials(j)
+        for t in j["added_tokens"]:
+            t["normalized"] = False
+    tok = edit(tok, fix)
+    if template:
+        tok.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s>:1 $B:1",
+                                                           special_tokens=[("<s>", tok.token_to_id("<s>"))])
+    return tok
+
+
+def llama_decoder():
+    return decoders.Sequence([decoders.Replace(META, " "), decoders.ByteFallback(), decoders.Fuse(),
+                              decoders.Strip(" ", 1, 0)])
+
+
+def replace_spaces():
+    return normalizers.Replace(" ", META)
+
+
+def llama2_legacy():
+    n = normalizers.Sequence([normalizers.Prepend(META), replace_spaces()])
+    write("spm_legacy", spm(n, None, "spm_legacy", llama_decoder()), b005_texts())
+
+
+def spm_metaspace(scheme):
+    def make():
+        pre = pre_tokenizers.Metaspace(replacement=META, prepend_scheme=scheme, split=scheme == "always")
+        tok = spm(None, pre, scheme, llama_decoder() if scheme != "never" else decoders.Metaspace(META, "never"))
+        write("spm_" + scheme, tok, b005_texts())
+    return make
+
+
+def mistral():
+    """Legacy normaliser, with control tokens of every kind."""
+    n = normalizers.Sequence([normalizers.Prepend(META), replace_spaces()])
+    tok = spm(n, None, "mistral", llama_decoder())
+    tok.add_special_tokens(["[INST]", "[/INST]", AddedToken("[TOOL_CALLS]", normalized=True)])
+    tok.add_tokens([AddedToken("plain", normalized=True), AddedToken(" two words", normalized=True, lstrip=True)])
+    write("mistral", tok, b005_texts())
+
+
+def phi3():
+    n = normalizers.Sequence([normalizers.Prepend(META), replace_spaces()])
+    tok = spm(n, None, "phi3", llama_decoder())
+    tok.add_special_tokens([AddedToken(x, rstrip=True, normalized=False) for x in ("<|user|>", "<|assistant|>", "<|end|>")])
+    tok.add_special_tokens([AddedToken("<|endoftext|>", normalized=False)])
+    write("phi3", tok, b005_texts())
+
+
+def gemma3():
+    tok = spm(replace_spaces(), pre_tokenizers.Split(" ", "merged_with_previous"), "gemma3",
+              decoders.Sequence([decoders.Replace(META, " "), decoders.ByteFallback(), decoders.Fuse()]),
+              ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"), template=False)
+    tok.add_tokens([AddedToken(x, normalized=False) for x in ("<unused0>", "<start_of_image>", "\n\n", "\n\n\n", META * 2,
+                                                              META * 3, "<table>")])
+    tok.add_special_tokens([AddedToken("<start_of_turn>", normalized=False), AddedToken("<end_of_turn>", normalized=False)])
+    tok.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", tok.token_to_id("<bos>"))])
+    write("gemma3", tok)
+
+
+def plain_unk():
+    """No byte fallback: unknown characters, fused and not; BertNormalizer and BertPreTokenizer; word affixes."""
+    for fuse in (False, True):
+        tok = train(models.BPE(unk_token="<unk>", fuse_unk=fuse, end_of_word_suffix="</w>"),
+                    normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer(), 600, ["<unk>", "<s>"],
+                    end_of_word_suffix="</w>", limit_alphabet=60)
+        tok.decoder = decoders.BPEDecoder("</w>")
+        tok.post_processor = processors.RobertaProcessing(("<s>", 1), ("<s>", 1), add_prefix_space=False)
+        write("bert_suffix" + ("_fused" if fuse else ""), tok)
+
+
+def prefixed():
+    tok = train(models.BPE(unk_token="[UNK]", continuing_subword_prefix="##"),
+                normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip()]),
+                pre_tokenizers.Whitespace(), 600, ["[UNK]", "[CLS]", "[SEP]"], continuing_subword_prefix="##", limit_alphabet=80)
+    tok.decoder = decoders.WordPiece("##", cleanup=True)
+    tok.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    all_flags(tok)
+    write("prefix_whitespace", tok)
+
+
+def forms():
+    """The other normal forms, and the other pre-tokenisers, one small family each."""
+    combos = {
+        "nfd_wsplit": (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), pre_tokenizers.WhitespaceSplit()),
+        "nfkd_punct": (normalizers.Sequence([normalizers.NFKD(), normalizers.Replace(Regex(r"\s+"), " ")]),
+                       pre_tokenizers.Sequence([pre_tokenizers.Punctuation("merged_with_next"), pre_tokenizers.Digits(False)])),
+        "nmt_delim": (normalizers.Sequence([normalizers.Nmt(), normalizers.Strip(left=True, right=False)]),
+                      pre_tokenizers.Sequence([pre_tokenizers.CharDelimiterSplit(" "), pre_tokenizers.Punctuation("contiguous")])),
+        "split_kinds": (normalizers.Replace("e", "ee"), pre_tokenizers.Sequence([
+            pre_tokenizers.Split("a", "merged_with_next"), pre_tokenizers.Split(Regex(r"\d+"), "removed"),
+            pre_tokenizers.Split(Regex(r"\w+"), "contiguous", invert=True), pre_tokenizers.Split(" ", "merged_with_previous"),
+            pre_tokenizers.Split(Regex(r"(?=[A-Z])"), "isolated"), pre_tokenizers.Split(Regex(r"[^\W_]{,3}+|\h{2}\b"), "isolated")])),
+        "bert_cased": (normalizers.BertNormalizer(lowercase=False, strip_accents=True), pre_tokenizers.Metaspace(prepend_scheme="first")),
+        "byte_norm": (normalizers.ByteLevel(), pre_tokenizers.Split(Regex(r"(?m:\u0120.)||[[:punct:]]|\p{^L}"), "isolated")),
+    }
+    for name, (norm, pre) in combos.items():
+        tok = train(models.BPE(unk_token="<unk>"), norm, pre, 500, ["<unk>"], limit_alphabet=150)
+        all_flags(tok)
+        write(name, tok)
+
+
+FAMILIES = [smollm2, gpt2, llama3, qwen2, qwen3_5, o200k, deepseek, deepseek_coder, starcoder, llama2_legacy,
+            spm_metaspace("first"), spm_metaspace("always"), spm_metaspace("never"), mistral, phi3, gemma3, plain_unk,
+            prefixed, forms]
 
 if __name__ == "__main__":
     for f in FAMILIES:

@@ -1,0 +1,170 @@
+/* test_tokenizer.c: every family of tests/golden/tokenizer/ against the oracle's ids and texts.
+ *
+ * Checks per case: ids; ids with the whole text marked as content (the oracle's encode_special_tokens); decode with
+ * and without special tokens; the streaming detokeniser gives the same text, whole characters only; `ends` never
+ * fall, and end with the text. Where the oracle's decode differs on purpose (decode.c), the case is skipped by rule:
+ * invalid UTF-8 under byte fallback (B-040), added tokens of the byte-level alphabet (B-004).
+ */
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/filemap.h"
+#include "base/json.h"
+#include "base/utf8.h"
+#include "tokenizer/tokenizer.h"
+
+#define ROOT "tests/golden/tokenizer"
+
+static int n_bad;
+
+static void report(const char *family, const char *what, size_t i, const char *text, size_t len)
+{
+    if (n_bad++ > 40) return;
+    printf("%s: %s: case %zu: ", family, what, i);
+    for (size_t k = 0; k < len && k < 80; k++) printf((unsigned char)text[k] < 32 ? "\\x%02x" : "%c", (unsigned char)text[k]);
+    printf("\n");
+}
+
+static void print_ids(const char *name, const int32_t *ids, size_t n)
+{
+    if (n_bad > 40) return;
+    printf("   %s:", name);
+    for (size_t i = 0; i < n && i < 40; i++) printf(" %d", ids[i]);
+    printf("\n");
+}
+
+static int32_t *ids_of(const json_t *list, size_t *n)
+{
+    *n = json_array_size(list);
+    int32_t *ids = malloc((*n + 1) * sizeof *ids);
+    for (size_t i = 0; i < *n; i++) ids[i] = (int32_t)json_integer_value(json_array_get(list, i));
+    return ids;
+}
+
+static void check_ids(const struct tokenizer *t, const char *family, size_t i, const json_t *c, bool literal)
+{
+    const json_t *text = json_object_get(c, "text");
+    const char *s = json_string_value(text);
+    size_t len = json_string_length(text), n;
+    int32_t *want = ids_of(json_object_get(c, literal ? "literal" : "ids"), &n);
+    struct text_span whole = { 0, len };
+    struct encode_opts o = { .add_special_tokens = !literal && json_is_true(json_object_get(c, "special")),
+                             .content = literal ? &whole : NULL, .n_content = literal ? 1 : 0 };
+    for (int want_ends = 0; want_ends < 2; want_ends++) {
+        struct arena a;
+        struct token_list got;
+        mb_error err;
+        arena_init(&a, 0);
+        o.want_ends = want_ends != 0;
+        mb_status st = tokenizer_encode(t, &a, s, len, &o, &got, &err);
+        if (st != MB_OK) {
+            printf("%s\n", err.text);
+            report(family, "encode failed", i, s, len);
+        } else if (got.n != n || memcmp(got.ids, want, n * sizeof *want) != 0) {
+            report(family, literal ? "literal ids differ" : "ids differ", i, s, len);
+            print_ids("want", want, n);
+            print_ids("got ", got.ids, got.n);
+        } else if (want_ends) {
+            bool rising = true;
+            for (size_t k = 0; k < n; k++) rising &= got.ends[k] <= len && (k == 0 || got.ends[k] >= got.ends[k - 1]);
+            if (!rising) report(family, "ends are out of order", i, s, len);
+        }
+        arena_free(&a);
+    }
+    free(want);
+}
+
+static void stream(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip, struct buf *out, bool *whole)
+{
+    struct detok d;
+    detok_init(&d, t, skip);
+    for (size_t i = 0; i < n; i++) {
+        detok_push(&d, ids[i], out);
+        *whole &= utf8_valid(out->data ? out->data : "", out->len);
+    }
+    detok_finish(&d, out);
+    detok_free(&d);
+}
+
+static void check_decode(const struct tokenizer *t, const char *family, size_t i, const json_t *c, bool skip)
+{
+    size_t n;
+    int32_t *ids = ids_of(json_object_get(c, "ids"), &n);
+    const json_t *want = json_object_get(c, skip ? "decoded_plain" : "decoded");
+    struct buf all, streamed;
+    bool whole = true;
+    buf_init(&all, 0);
+    buf_init(&streamed, 0);
+    assert_int_equal(tokenizer_decode(t, ids, n, skip, &all, NULL), MB_OK);
+    stream(t, ids, n, skip, &streamed, &whole);
+    struct str a = { all.data ? all.data : "", all.len }, b = { streamed.data ? streamed.data : "", streamed.len };
+    struct str w = { json_string_value(want), json_string_length(want) };
+    if (!str_eq(a, w) && !json_object_get(c, "differs")) {
+        report(family, "decode differs, want", i, w.ptr, w.len);
+        report(family, "                 got", i, a.ptr, a.len);
+    }
+    if (!str_eq(a, b)) report(family, "streamed text differs", i, b.ptr, b.len);
+    if (!whole || !utf8_valid(a.ptr, a.len)) report(family, "half a character came out", i, a.ptr, a.len);
+    buf_free(&all);
+    buf_free(&streamed);
+    free(ids);
+}
+
+static void check_family(const char *family)
+{
+    char path[512];
+    mb_error err;
+    struct tokenizer *t = NULL;
+    json_t *root = NULL, *c;
+    size_t i;
+    snprintf(path, sizeof path, ROOT "/%s", family);
+    if (tokenizer_open(&t, path, &err) != MB_OK) {
+        printf("%s: %s\n", family, err.text);
+        n_bad++;
+        return;
+    }
+    snprintf(path, sizeof path, ROOT "/%s/cases.json", family);
+    assert_int_equal(json_read_file(&root, path, 64 << 20, &err), MB_OK);
+    int before = n_bad;
+    json_array_foreach(json_object_get(root, "cases"), i, c) {
+        check_ids(t, family, i, c, false);
+        if (json_object_get(c, "literal")) check_ids(t, family, i, c, true);
+        check_decode(t, family, i, c, false);
+        check_decode(t, family, i, c, true);
+    }
+    json_array_foreach(json_object_get(root, "decode"), i, c) {
+        check_decode(t, family, i, c, false);
+        check_decode(t, family, i, c, true);
+    }
+    printf("%s: %zu cases, %d bad\n", family, json_array_size(json_object_get(root, "cases")), n_bad - before);
+    json_decref(root);
+    tokenizer_close(t);
+}
+
+static void test_families_equal_the_oracle(void **state)
+{
+    (void)state;
+    DIR *d = opendir(ROOT);
+    size_t n = 0;
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) {
+        if (strchr(e->d_name, '.')) continue;
+        check_family(e->d_name);
+        n++;
+    }
+    closedir(d);
+    assert_true(n >= 8);
+    assert_int_equal(n_bad, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_families_equal_the_oracle) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
