@@ -126,6 +126,11 @@ const struct stepper_info *engine_info(const struct engine *e);
 void engine_cache_clear(struct engine *e);
 
 /* --- scripted stepper: forced tokens, for tests of everything above the model --- */
+struct scripted_counters {       /* written by the engine thread, read by a test after the engine has rested */
+    uint64_t n_submits, n_rows, n_tokens, n_draws, n_copies, n_violations;
+    int32_t max_rows, max_tokens;
+    char violation[256];         /* the first one, in words */
+};
 struct scripted_options {
     int32_t n_vocab, n_context, m_max, n_rows_max;
     const int32_t *script;       /* forced ids for each draw, in order of the token's index after the prompt; a choice
@@ -133,7 +138,24 @@ struct scripted_options {
     int32_t n_script;
     int32_t end_id;
     int64_t step_delay_ms, prefill_delay_ms_per_1k;
+    /* All of the rest may stay zero. */
+    const struct kv_kind *kinds; /* borrowed; page_bytes >= SCRIPTED_PAGE_BYTES. The stepper then keeps a record of
+                                    each token in its page and checks on every row that all visible keys are those of
+                                    this sequence, that tables and indices fit and that no freed page is read */
+    int32_t n_kinds;
+    bool async;                  /* behave as a backend that keeps one step in flight */
+    bool hash_draws;             /* no script: each id is a function of all earlier ids (read from the pages), seed and
+                                    choice, in [0, n_vocab); a wrong page changes what is drawn. Never end_id unless
+                                    the history says so once in hash_end_every draws (0 = never) */
+    int32_t hash_end_every;
+    bool poison;                 /* id poison_id makes this and every later draw of its sequence non-finite */
+    int32_t poison_id;
+    uint64_t identity;           /* root of cache keys */
+    struct scripted_counters *counters;                                   /* borrowed, NULL = none */
+    void (*on_batch)(void *ctx, const struct row *rows, int32_t n_rows);  /* sees each batch at submit */
+    void *on_batch_ctx;
 };
+#define SCRIPTED_PAGE_BYTES 1024
 mb_status stepper_scripted(struct stepper *out, const struct scripted_options *opt, mb_error *err);
 
 #endif

@@ -10,6 +10,8 @@ struct stepper_info {
     int32_t n_vocab, n_context;
     int32_t m_max;               /* tokens of a batch */
     int32_t n_rows_max;          /* rows of a batch */
+    int32_t n_draw_max;          /* drawing positions of a batch; 0 = m_max */
+    int32_t d_model;             /* floats of one media embedding; 0 = takes no media */
     bool async;                  /* one step stays in flight */
     const struct kv_kind *kinds; /* borrowed; n_kinds 0: no state (scripted) */
     int32_t n_kinds;

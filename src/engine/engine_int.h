@@ -1,0 +1,196 @@
+/* engine_int.h: what the engine's own files share.
+ *
+ * run       one submitted job: queue entry, then owner of its sequences. Freed after on_done.
+ * sequence  one choice of a run: ids, page tables, sampler state; the source of rows.
+ * step      one batch: rows, drawing positions, draws; two of them, so that an asynchronous stepper computes one while
+ *           the other is delivered.
+ * Locking: `lock` guards the queue, the list of runs, flags of runs that other threads set, and published stats. The
+ * engine thread never holds it in a callback or in a step. Everything else belongs to the engine thread.
+ */
+#ifndef ENGINE_ENGINE_INT_H
+#define ENGINE_ENGINE_INT_H
+
+#include <pthread.h>
+
+#include "engine/engine.h"
+#include "engine/kv.h"
+#include "engine/prefix_tree.h"
+
+enum { ENGINE_MAX_CHOICES = 1024, ENGINE_RATE_SECONDS = 8 };
+
+enum seq_phase {
+    SEQ_FORK_WAIT = 0, /* waits for the first choice's prefill */
+    SEQ_READY,         /* wants a slot: new, forked, preempted or unparked */
+    SEQ_ACTIVE,        /* has a slot */
+    SEQ_PARKED,        /* its consumer is slow; first to lose its pages */
+    SEQ_ENDED
+};
+
+struct run;
+struct method;
+
+struct seq_snap { int32_t index; int32_t page[KV_MAX_KINDS]; }; /* recurrent states not yet published */
+
+struct sequence {
+    struct seq_state st;
+    struct run *run;
+    const struct method *method;
+    int32_t i_choice;
+    enum seq_phase phase;
+    struct sequence *prev, *next;  /* engine's list of sequences, oldest first */
+    bool listed;
+
+    int32_t *ids;                  /* prompt, then drawn ids; owned; capacity fixed */
+    int32_t n_ids, n_prompt, n_drawn, max_drawn;
+    bool context_bound;            /* max_drawn comes from the window, not from the request */
+    struct sample_params params;
+    struct embed_span *embeds;     /* [job->n_embeds] row-relative, of the row in flight */
+
+    int32_t kept[KV_MAX_KINDS];    /* first table entry not yet dropped */
+    bool clean;                    /* a finite draw has shown that its keys may be shared */
+    int32_t n_published;
+    struct seq_snap *snaps;        /* [cap_snaps] */
+    int32_t n_snaps, cap_snaps;
+    int32_t n_promised;            /* tokens promised by the tree */
+
+    bool in_flight;                /* a row of the step being computed is its */
+    bool undelivered;              /* a drawn id waits for the filter */
+    enum end_reason end;           /* known already, told at delivery */
+    mb_status end_status;
+    const char *end_text;          /* static */
+    uint32_t unpark_seen;
+    int64_t t_parked_ns, t_last_token_ns;
+};
+
+struct run {
+    uint64_t id;
+    const struct engine_job *job;
+    struct run *next;              /* queue or list of running runs */
+    bool cancelled;                /* lock */
+    bool counted;                  /* lock: counts against queue_max */
+    uint32_t n_unpark;             /* lock */
+
+    bool started;                  /* has left the queue: the engine thread's */
+    uint64_t key;                  /* root of its cache */
+    struct sequence *seqs;         /* [n_choices], made at admission */
+    int32_t n_live;                /* choices that have not ended */
+    struct run *awaits;            /* prefix being prefilled by that run; compared, never followed */
+    uint64_t awaits_id;
+};
+
+struct step {
+    struct row *rows;              /* [batch] */
+    struct row_result *results;
+    struct sequence **seqs;        /* NULL: ended before delivery */
+    int32_t *i_draw;               /* first draw of a row */
+    struct sample_pos *pos;        /* [n_draw_max] */
+    struct draw *draws;
+    int32_t n_rows, n_draws, n_tokens, n_prefill;
+    bool undelivered;
+};
+
+struct rate { int64_t second[ENGINE_RATE_SECONDS]; uint64_t n[ENGINE_RATE_SECONDS]; };
+
+struct meter {
+    struct engine_stats s;         /* counters; gauges are filled when published */
+    double decode_ns, prefill_ns_per_token; /* moving means, 0 = not measured */
+    struct rate decode_rate, prefill_rate;
+    double ttft_ns_sum, itl_ns_sum;
+    uint64_t n_ttft, n_itl;
+};
+
+struct engine {
+    struct stepper st;
+    const struct stepper_info *info;
+    struct engine_options opt;
+    int32_t n_draw_max;
+    bool has_state, has_window;    /* kinds present */
+    struct kv_pool kv;
+    struct prefix_tree tree;
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake, cleared;
+    pthread_t thread;
+    bool thread_started;
+    /* under lock */
+    struct run *queue, **queue_tail, *running;
+    int32_t n_waiting;
+    uint64_t next_id;
+    bool dirty;                    /* something for the engine thread to look at */
+    bool stopping, dead;
+    int64_t t_stop_ns;             /* with stopping: when the drain ends */
+    uint64_t n_clear_wanted, n_clear_done;
+    struct engine_stats published;
+    int64_t t_heartbeat_ns;
+    bool idle;
+
+    /* engine thread */
+    struct sequence *first, *last;
+    int32_t n_active, n_parked;
+    struct step step[2];
+    int i_step;                    /* the one planned next */
+    uint32_t turn;                 /* round robin of prefill */
+    bool stalled;                  /* the last turn changed nothing though rows wait */
+    uint64_t n_events;             /* starts, slots given, preemptions, ends */
+    struct meter meter;
+};
+
+/* A method: how a sequence turns into rows and what becomes of the results. method.c holds the table. */
+struct method {
+    const char *name;
+    int32_t (*feed_end)(const struct sequence *s);  /* indices that must be computed */
+    /* Add this sequence's next row of at most `budget` tokens; false when it has none now. */
+    bool (*next_row)(struct engine *e, struct sequence *s, struct step *st, int32_t budget);
+    /* The row was committed: look at its draws. */
+    void (*take)(struct engine *e, struct sequence *s, struct step *st, int32_t i_row);
+    /* Tell the filter. */
+    void (*deliver)(struct engine *e, struct sequence *s, struct step *st, int32_t i_row);
+};
+const struct method *method_get(enum job_method m);
+
+/* sequence.c */
+mb_status run_make_sequences(struct engine *e, struct run *r, mb_error *err);
+void run_free(struct run *r);
+struct symbol_view seq_symbols(const struct sequence *s);
+void seq_list_insert(struct engine *e, struct sequence *s);
+void seq_list_remove(struct engine *e, struct sequence *s);
+bool seq_has_pages(const struct engine *e, const struct sequence *s);
+void seq_release_pages(struct engine *e, struct sequence *s);
+/* Pages for indices up to `end`; *covered: how far they reach. True when all of it. */
+bool seq_grow(struct engine *e, struct sequence *s, int32_t end, int32_t *covered);
+/* Take pages of the longest cached prefix; returns its length. */
+int32_t seq_adopt(struct engine *e, struct sequence *s);
+void seq_fork(struct engine *e, const struct sequence *from, struct sequence *to);
+void seq_snapshot(struct engine *e, struct sequence *s);
+void seq_publish(struct engine *e, struct sequence *s);
+void seq_drop_left(struct engine *e, struct sequence *s);
+/* First index a query at index i of a window kind sees. */
+int32_t window_first(const struct kv_kind *k, int32_t i);
+
+/* admit.c */
+mb_status job_check(struct engine *e, const struct engine_job *job, mb_error *err);
+uint64_t job_cache_key(const struct engine *e, const struct engine_job *job);
+void admit(struct engine *e);
+void seq_preempt(struct engine *e, struct sequence *s);
+
+/* deliver.c */
+void seq_finish(struct engine *e, struct sequence *s, enum end_reason why, mb_status status, const char *text);
+void run_finish(struct engine *e, struct run *r, enum end_reason why, mb_status status, const char *text);
+/* A run that never started: callbacks, then gone. */
+void run_refuse(struct engine *e, struct run *r, enum end_reason why, mb_status status, const char *text);
+void step_deliver(struct engine *e, struct step *st);
+void sweep(struct engine *e);
+
+/* plan.c */
+void plan_step(struct engine *e, struct step *st);
+int32_t chunk_end(const struct engine *e, const struct sequence *s, int32_t end, int32_t n_max);
+
+/* scheduler.c */
+void *engine_main(void *arg);
+
+/* stats.c */
+void stats_step(struct engine *e, const struct step *st, int64_t ns);
+void stats_token(struct engine *e, struct sequence *s);
+void stats_publish(struct engine *e);
+
+#endif

@@ -1,0 +1,218 @@
+/* method.c: the methods: how a sequence becomes rows, and what its results mean. A table; the scheduler knows no other.
+ *
+ * autoregressive: every known id is computed, the last one draws; the drawn id joins the sequence.
+ * score: the prompt's own ids are the targets: row positions from n_score_from on draw with a target, on_score is told
+ *   the index of the predicted id. The last id predicts nothing and is not computed. Ends with END_LENGTH.
+ * Keys written by either are ordinary: committed, and published after a finite draw. */
+#include <string.h>
+
+#include "engine/engine_int.h"
+
+/* --- rows --- */
+
+/* Embedding spans of the prompt that overlap [first, end), relative to the row. */
+static int32_t embeds_cut(const struct engine *e, struct sequence *s, int32_t first, int32_t end)
+{
+    const struct engine_job *job = s->run->job;
+    int32_t n = 0;
+    for (int32_t i = 0; i < job->n_embeds; i++) {
+        const struct embed_span *m = &job->embeds[i];
+        int32_t a = m->first > first ? m->first : first, b = m->first + m->n < end ? m->first + m->n : end;
+        if (a >= b) continue;
+        s->embeds[n++] = (struct embed_span){ a - first, b - a,
+                                              m->data + (size_t)(a - m->first) * (size_t)e->info->d_model };
+    }
+    return n;
+}
+
+static struct row *row_add(struct engine *e, struct sequence *s, struct step *st, int32_t end)
+{
+    const struct engine_job *job = s->run->job;
+    int32_t first = s->st.n_committed;
+    struct row *r = &st->rows[st->n_rows];
+    memset(r, 0, sizeof *r);
+    r->seq = &s->st;
+    r->i_first = first;
+    r->n = end - first;
+    r->ids = s->ids + first;
+    r->first_is_draw = s->undelivered;
+    r->embeds = s->embeds;
+    r->n_embeds = job->n_embeds > 0 ? embeds_cut(e, s, first, end) : 0;
+    r->rope_axes = 1;
+    r->two_way = job->two_way;
+    r->n_two_way = job->n_two_way;
+    r->adapters = (const struct adapter_handle *const *)job->adapters;
+    r->n_adapters = job->n_adapters;
+    r->commit = s->undelivered ? COMMIT_AFTER_ACCEPT : COMMIT_YES;
+    st->seqs[st->n_rows] = s;
+    st->i_draw[st->n_rows] = st->n_draws;
+    memset(&st->results[st->n_rows], 0, sizeof st->results[0]);
+    st->results[st->n_rows].draws = st->draws + st->n_draws;
+    st->n_rows++;
+    st->n_tokens += r->n;
+    s->in_flight = true;
+    return r;
+}
+
+static struct sample_pos *draw_add(struct sequence *s, struct step *st, int32_t n_history)
+{
+    struct sample_pos *p = &st->pos[st->n_draws++];
+    *p = (struct sample_pos){ .params = &s->params, .history = s->ids, .n_history = n_history, .n_drawn = s->n_drawn,
+                              .index = n_history, .target = -1 };
+    return p;
+}
+
+/* --- autoregressive --- */
+
+static int32_t generate_feed_end(const struct sequence *s)
+{
+    return s->n_ids;
+}
+
+static bool generate_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
+{
+    int32_t covered, end = chunk_end(e, s, s->n_ids, budget);
+    if (end > s->st.n_committed && !seq_grow(e, s, end, &covered))
+        end = covered > s->st.n_committed ? chunk_end(e, s, s->n_ids, covered - s->st.n_committed) : 0;
+    if (end <= s->st.n_committed) return false;
+    struct row *r = row_add(e, s, st, end);
+    if (end < s->n_ids) return true;
+    const struct engine_job *job = s->run->job;
+    r->draw = DRAW_LAST;
+    r->draws = draw_add(s, st, s->n_ids);
+    if (job->next_mask) st->pos[st->n_draws - 1].mask = job->next_mask(job->filter.ctx, s->i_choice);
+    return true;
+}
+
+static bool is_end_id(const struct engine_job *job, int32_t id)
+{
+    for (int32_t i = 0; i < job->n_end_ids; i++)
+        if (job->end_ids[i] == id) return !job->ignore_eos;
+    return false;
+}
+
+static bool is_drawn(const struct engine *e, const struct draw *d)
+{
+    return !d->non_finite && !d->no_candidate && d->id >= 0 && d->id < e->info->n_vocab;
+}
+
+static void no_draw(struct sequence *s, const struct draw *d)
+{
+    s->end = END_ERROR;
+    s->end_status = d->non_finite ? MB_NON_FINITE : MB_INVALID;
+    s->end_text = d->non_finite ? "the model produced non-finite logits; nothing was drawn from them"
+                                : "the constraint and the logit bias leave no token that could be drawn";
+}
+
+static void generate_take(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+{
+    if (st->rows[i_row].draw == DRAW_NONE) return;
+    const struct draw *d = &st->draws[st->i_draw[i_row]];
+    s->undelivered = true;
+    if (!is_drawn(e, d)) {
+        no_draw(s, d);
+        return;
+    }
+    bool first = !s->clean;
+    s->clean = true;
+    if (first)
+        for (int32_t i = 1; i < s->run->job->n_choices; i++) {
+            struct sequence *o = &s->run->seqs[i];
+            if (o->phase != SEQ_FORK_WAIT) continue;
+            seq_fork(e, s, o);
+            o->phase = SEQ_READY;
+        }
+    if (first || s->st.n_committed / KV_PAGE_TOKENS > s->n_published / KV_PAGE_TOKENS) seq_publish(e, s);
+    s->ids[s->n_ids++] = d->id;
+    s->n_drawn++;
+    if (is_end_id(s->run->job, d->id)) s->end = END_EOS;
+    else if (s->n_drawn >= s->max_drawn) s->end = s->context_bound ? END_CONTEXT : END_LENGTH;
+}
+
+static void generate_deliver(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+{
+    const struct job_filter *f = &s->run->job->filter;
+    const struct draw *d = &st->draws[st->i_draw[i_row]];
+    if (st->rows[i_row].draw == DRAW_NONE) return;
+    if (!is_drawn(e, d)) {
+        seq_finish(e, s, END_ERROR, s->end_status, s->end_text);
+        return;
+    }
+    pthread_mutex_lock(&e->lock);
+    s->unpark_seen = s->run->n_unpark;
+    pthread_mutex_unlock(&e->lock);
+    stats_token(e, s);
+    enum verdict v = f->on_token(f->ctx, s->i_choice, d, s->end == END_EOS);
+    if (v == VERDICT_FAIL) seq_finish(e, s, END_ERROR, MB_INTERNAL, "the request's filter failed");
+    else if (v == VERDICT_STOP) seq_finish(e, s, s->end == END_EOS ? END_EOS : END_STOP, MB_OK, NULL);
+    else if (s->end != END_NONE) seq_finish(e, s, s->end, s->end_status, s->end_text);
+    else if (v == VERDICT_PARK) {
+        if (s->phase == SEQ_ACTIVE) e->n_active--;
+        s->phase = SEQ_PARKED;
+        s->t_parked_ns = s->t_last_token_ns;
+        e->n_parked++;
+    }
+}
+
+/* --- score --- */
+
+static int32_t score_feed_end(const struct sequence *s)
+{
+    return s->n_ids - 1;
+}
+
+static bool score_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
+{
+    int32_t from = s->run->job->n_score_from, first = s->st.n_committed, covered;
+    int32_t stop = first < from && from < s->n_ids - 1 ? from : s->n_ids - 1;
+    bool draws = first >= from;
+    int32_t room = e->n_draw_max - st->n_draws - (e->opt.batch - st->n_rows - 1);
+    if (draws && room < budget) budget = room;
+    if (budget <= 0) return false;
+    int32_t end = chunk_end(e, s, stop, budget);
+    if (end > first && !seq_grow(e, s, end, &covered)) end = covered > first ? chunk_end(e, s, stop, covered - first) : 0;
+    if (end <= first) return false;
+    struct row *r = row_add(e, s, st, end);
+    if (!draws) return true;
+    r->draw = DRAW_ALL;
+    r->draws = st->pos + st->n_draws;
+    for (int32_t i = first; i < end; i++) draw_add(s, st, i + 1)->target = s->ids[i + 1];
+    return true;
+}
+
+static void score_take(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+{
+    const struct row *r = &st->rows[i_row];
+    bool finite = true;
+    for (int32_t i = 0; i < row_n_draw(r); i++) finite = finite && !st->draws[st->i_draw[i_row] + i].non_finite;
+    if (!finite) {
+        s->end = END_ERROR;
+        s->end_status = MB_NON_FINITE;
+        s->end_text = "the model produced non-finite logits while scoring";
+        return;
+    }
+    if (r->draw != DRAW_NONE) s->clean = true;
+    if (s->st.n_committed >= score_feed_end(s)) s->end = END_LENGTH;
+}
+
+static void score_deliver(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+{
+    const struct row *r = &st->rows[i_row];
+    const struct job_filter *f = &s->run->job->filter;
+    if (s->end == END_ERROR) {
+        seq_finish(e, s, END_ERROR, s->end_status, s->end_text);
+        return;
+    }
+    for (int32_t i = 0; i < row_n_draw(r); i++) f->on_score(f->ctx, r->i_first + i + 1, &st->draws[st->i_draw[i_row] + i]);
+    if (s->end != END_NONE) seq_finish(e, s, s->end, MB_OK, NULL);
+}
+
+static const struct method methods[] = {
+    [JOB_GENERATE] = { "autoregressive", generate_feed_end, generate_next_row, generate_take, generate_deliver },
+    [JOB_SCORE] = { "score", score_feed_end, score_next_row, score_take, score_deliver },
+};
+
+const struct method *method_get(enum job_method m)
+{
+    return (size_t)m < sizeof methods / sizeof methods[0] ? &methods[m] : NULL;
+}

@@ -1,0 +1,122 @@
+/* stats.c: what the engine measures of itself. Counters and means belong to the engine thread; after each step a copy
+ * with the gauges filled in is published under the lock, which is all that other threads read.
+ * Rates count tokens in the last ENGINE_RATE_SECONDS whole seconds. Times are taken when a token is delivered. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/engine_int.h"
+
+static const double MEAN_WEIGHT = 0.2; /* of the newest value in a moving mean */
+
+static void rate_add(struct rate *r, int64_t now_ns, uint64_t n)
+{
+    int64_t second = now_ns / 1000000000;
+    int i = (int)(second % ENGINE_RATE_SECONDS);
+    if (r->second[i] != second) {
+        r->second[i] = second;
+        r->n[i] = 0;
+    }
+    r->n[i] += n;
+}
+
+static double rate_get(const struct rate *r, int64_t now_ns)
+{
+    int64_t second = now_ns / 1000000000;
+    uint64_t n = 0;
+    for (int i = 0; i < ENGINE_RATE_SECONDS; i++)
+        if (r->second[i] < second && r->second[i] > second - ENGINE_RATE_SECONDS) n += r->n[i];
+    return (double)n / (ENGINE_RATE_SECONDS - 1);
+}
+
+static void mean_add(double *mean, double v)
+{
+    *mean = *mean > 0 ? *mean + MEAN_WEIGHT * (v - *mean) : v;
+}
+
+void stats_step(struct engine *e, const struct step *st, int64_t ns)
+{
+    struct meter *m = &e->meter;
+    int32_t n_decode = st->n_tokens - st->n_prefill;
+    m->s.steps++;
+    m->s.tokens_prefilled += (uint64_t)st->n_prefill;
+    m->s.tokens_decoded += (uint64_t)n_decode;
+    int64_t now = clock_now_ns();
+    rate_add(&m->decode_rate, now, (uint64_t)n_decode);
+    rate_add(&m->prefill_rate, now, (uint64_t)st->n_prefill);
+    if (st->n_prefill == 0) {
+        mean_add(&m->decode_ns, (double)ns);
+        return;
+    }
+    double rest = (double)ns - (n_decode > 0 ? m->decode_ns : 0);
+    if (rest < 0.1 * (double)ns) rest = 0.1 * (double)ns; /* a noisy step must not make prefill look free */
+    mean_add(&m->prefill_ns_per_token, rest / st->n_prefill);
+}
+
+void stats_token(struct engine *e, struct sequence *s)
+{
+    struct meter *m = &e->meter;
+    int64_t now = clock_now_ns();
+    if (s->t_last_token_ns == 0) {
+        if (s->run->job->t_received_ns > 0 && s->i_choice == 0) {
+            m->ttft_ns_sum += (double)(now - s->run->job->t_received_ns);
+            m->n_ttft++;
+        }
+    } else {
+        m->itl_ns_sum += (double)(now - s->t_last_token_ns);
+        m->n_itl++;
+    }
+    s->t_last_token_ns = now;
+}
+
+static void gauges(struct engine *e, struct engine_stats *s)
+{
+    struct kv_usage u;
+    int64_t now = clock_now_ns();
+    kv_pool_usage(&e->kv, &u);
+    s->batch = e->opt.batch;
+    s->active_rows = e->n_active;
+    s->parked_rows = e->n_parked;
+    s->pool_bytes = kv_pool_total_bytes(&e->kv);
+    s->pages_held_bytes = s->kv_bytes_active = u.held_bytes;
+    s->pages_cached_bytes = u.cached_bytes;
+    s->pages_free_bytes = u.free_bytes;
+    s->n_pages_held = u.n_held;
+    s->n_pages_cached = u.n_cached;
+    s->cache_entries = e->tree.n_leaves;
+    s->cache_bytes = e->tree.bytes;
+    s->cache_max_bytes = e->tree.cap_bytes;
+    s->decode_tokens_per_s = rate_get(&e->meter.decode_rate, now);
+    s->prefill_tokens_per_s = rate_get(&e->meter.prefill_rate, now);
+    s->ttft_ms_mean = e->meter.n_ttft ? e->meter.ttft_ns_sum / (double)e->meter.n_ttft / 1e6 : 0;
+    s->itl_ms_mean = e->meter.n_itl ? e->meter.itl_ns_sum / (double)e->meter.n_itl / 1e6 : 0;
+    s->max_safe_context = kv_pool_max_tokens(&e->kv, e->info->n_context);
+}
+
+void stats_publish(struct engine *e)
+{
+    struct engine_stats s = e->meter.s;
+    gauges(e, &s);
+    pthread_mutex_lock(&e->lock);
+    s.submitted = e->published.submitted; /* counted by submitters */
+    s.rejected = e->published.rejected;
+    e->published = s;
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_stats_get(struct engine *e, struct engine_stats *out)
+{
+    pthread_mutex_lock(&e->lock);
+    *out = e->published;
+    out->pending_rows = e->n_waiting;
+    out->alive = !e->dead;
+    out->heartbeat_age_ms = e->idle ? 0 : (clock_now_ns() - e->t_heartbeat_ns) / 1000000;
+    pthread_mutex_unlock(&e->lock);
+}
+
+bool engine_alive(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    bool alive = !e->dead;
+    pthread_mutex_unlock(&e->lock);
+    return alive;
+}
