@@ -1,0 +1,227 @@
+/* generate.c: the generating routes. A worker compiles the body and starts the generation; from then on the pump thread
+ * is its only consumer: it renders events into the stream's bytes or gathers the whole answer.
+ *
+ * A failure before the first event is a plain error reply with its status; after the stream opened it is a terminal
+ * error event (API-038). A stream opens with its first event, or with the first keep-alive line while it waits. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "server/server_int.h"
+
+/* --- worker --- */
+static void start(struct http_exchange *x, const struct api_dialect *d)
+{
+    struct server *s = x->s;
+    struct gen_stream *gen = NULL;
+    mb_error err = { 0 };
+    mb_status st = api_request_open(&x->req, d, x->body.data ? x->body.data : "", x->body.len, &err);
+    if (st == MB_OK) st = api_render_open(&x->render, x->req, &s->client, &err);
+    if (st == MB_OK) {
+        x->is_stream = x->req->stream;
+        x->req->gen.t_received_ns = clock_now_ns();
+        st = s->client.start(s->client.ctx, &x->req->gen, pump_notify, x, &gen, &err);
+    }
+    if (st != MB_OK) {
+        http_reply_error(x, &err);
+        return;
+    }
+    api_request_started(x->req);
+    x->t_bytes_ns = clock_now_ns();
+    pthread_mutex_lock(&x->lock);
+    x->gen = gen;
+    x->gen_ready = true;
+    pthread_mutex_unlock(&x->lock);
+    pump_wake(x);
+}
+
+void handle_chat(struct http_exchange *x)
+{
+    start(x, &api_openai_chat);
+}
+
+void handle_completions(struct http_exchange *x)
+{
+    start(x, &api_openai_completions);
+}
+
+/* --- pump --- */
+static void open_stream(struct http_exchange *x)
+{
+    pthread_mutex_lock(&x->lock);
+    if (!x->stream_open && !x->reply_ready) {
+        x->stream_open = true;
+        x->status = 200;
+        x->content_type = "text/event-stream";
+        http_resume_locked(x);
+    }
+    pthread_mutex_unlock(&x->lock);
+}
+
+static void send(struct http_exchange *x, struct buf *b, bool end)
+{
+    if (b->len == 0 && !end && !b->failed) return;
+    open_stream(x);
+    pthread_mutex_lock(&x->lock);
+    if (!b->failed) buf_append(&x->out, b->data ? b->data : "", b->len);
+    x->stream_end = x->stream_end || end || b->failed || x->out.failed;
+    http_resume_locked(x);
+    pthread_mutex_unlock(&x->lock);
+    x->t_bytes_ns = clock_now_ns();
+    buf_clear(b);
+}
+
+void generate_drop(struct http_exchange *x)
+{
+    gen_close(x->gen);
+    api_render_close(x->render);
+    api_request_close(x->req);
+    x->gen = NULL;
+    x->render = NULL;
+    x->req = NULL;
+    x->finished = true;
+}
+
+static void fail(struct http_exchange *x, const mb_error *e, struct buf *b)
+{
+    pthread_mutex_lock(&x->lock);
+    bool open = x->stream_open;
+    pthread_mutex_unlock(&x->lock);
+    if (open) {
+        api_render_error(x->render, e, b);
+        send(x, b, true);
+    } else {
+        http_reply_error(x, e);
+    }
+    generate_drop(x);
+}
+
+static void finish(struct http_exchange *x, struct buf *b)
+{
+    mb_error err = { 0 };
+    if (x->is_stream) {
+        send(x, b, true);
+        generate_drop(x);
+    } else if (api_render_answer(x->render, b, &err) != MB_OK) {
+        buf_clear(b);
+        fail(x, &err, b);
+    } else {
+        http_reply(x, 200, "application/json", b);
+        generate_drop(x);
+    }
+}
+
+/* One event; false: this exchange is finished. */
+static bool take(struct http_exchange *x, const struct gen_event *ev, struct buf *b)
+{
+    mb_error err = { 0 };
+    if (ev->type == GEN_EV_ERROR) {
+        err.code = ev->u.error.status;
+        err.at = ev->u.error.at;
+        strncpy(err.text, ev->u.error.text ? ev->u.error.text : "out of memory", sizeof err.text - 1);
+        send(x, b, false);
+        fail(x, &err, b);
+        return false;
+    }
+    if (ev->type == GEN_EV_PROGRESS) {
+        x->n_done = ev->u.progress.n_done;
+        x->n_total = ev->u.progress.n_total;
+        return true;
+    }
+    if (api_render_event(x->render, ev, b, &err) != MB_OK) {
+        buf_clear(b);
+        fail(x, &err, b);
+        return false;
+    }
+    if (ev->type != GEN_EV_DONE) return true;
+    finish(x, b);
+    return false;
+}
+
+static bool has_room(struct http_exchange *x, size_t more)
+{
+    pthread_mutex_lock(&x->lock);
+    bool room = x->out.len - x->out_off + more < OUT_HIGH_BYTES;
+    x->out_blocked = !room;
+    pthread_mutex_unlock(&x->lock);
+    return room;
+}
+
+static void drain(struct http_exchange *x)
+{
+    struct gen_event ev;
+    struct buf b;
+    bool alive = true;
+    buf_init(&b, 0);
+    while (alive && has_room(x, b.len) && gen_next(x->gen, 0, &ev)) alive = take(x, &ev, &b);
+    if (alive && x->is_stream) send(x, &b, false);
+    buf_free(&b);
+}
+
+/* Why it must end from outside: 0 no, 1 the client has gone, 2 the server cuts it off. */
+static int ended(struct http_exchange *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool left = x->gone || x->hung_up || (x->fin && !x->is_stream);
+    bool cut = x->cut;
+    pthread_mutex_unlock(&x->lock);
+    return left ? 1 : cut ? 2 : 0;
+}
+
+static void give_up(struct http_exchange *x, int why)
+{
+    struct buf b;
+    mb_error err = { 0 };
+    buf_init(&b, 0);
+    mb_fail(&err, why == 1 ? MB_CANCELLED : MB_BUSY, "%s",
+            why == 1 ? "the client closed the connection" : "the server is shutting down");
+    fail(x, &err, &b);
+    buf_free(&b);
+}
+
+void generate_dead(struct http_exchange *x)
+{
+    struct buf b;
+    mb_error err = { 0 };
+    if (x->finished) return;
+    drain(x); /* what was drawn, or a better reason, goes first */
+    if (x->finished) return;
+    buf_init(&b, 0);
+    mb_fail(&err, MB_ENGINE_DEAD, "the engine has stopped; the server must be restarted");
+    fail(x, &err, &b);
+    buf_free(&b);
+}
+
+void generate_step(struct http_exchange *x)
+{
+    if (x->finished) return;
+    pthread_mutex_lock(&x->lock);
+    bool ready = x->gen_ready;
+    pthread_mutex_unlock(&x->lock);
+    if (!ready) return; /* the worker wakes us again */
+    int why = ended(x);
+    if (why) give_up(x, why);
+    else drain(x);
+}
+
+void generate_keepalive(struct http_exchange *x, int64_t now_ns)
+{
+    struct buf b;
+    if (x->finished || !x->is_stream || !x->gen || now_ns - x->t_bytes_ns < x->s->opt.keepalive_ms * 1000000) return;
+    if (!has_room(x, 0)) return;
+    buf_init(&b, 0);
+    sse_keepalive(&b, x->n_done, x->n_total);
+    send(x, &b, false);
+    buf_free(&b);
+}
+
+/* A FIN says that the client will not send more; a line tells whether it still reads: a closed socket answers with a
+ * reset, which the watch reports (B-043 d). */
+void generate_probe(struct http_exchange *x)
+{
+    struct buf b;
+    if (x->finished || !x->is_stream || !x->gen) return;
+    buf_init(&b, 0);
+    sse_comment(&b, "still there?");
+    send(x, &b, false);
+    buf_free(&b);
+}

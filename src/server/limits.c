@@ -1,0 +1,143 @@
+/* limits.c: ceilings of the server: bytes of bodies in memory, encoded bodies, connections. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include "server/server_int.h"
+
+/* A route without a body still takes (and throws away) a small one. */
+size_t body_limit(const struct http_exchange *x)
+{
+    size_t row = x->route && x->route->body_limit_bytes ? x->route->body_limit_bytes : BODY_COUNTED_BYTES;
+    return row < x->s->opt.body_limit_bytes ? row : x->s->opt.body_limit_bytes;
+}
+
+/* --- memory of bodies: what is above 1 MB is booked --- */
+bool body_book(struct http_exchange *x, size_t total_bytes)
+{
+    struct server *s = x->s;
+    if (total_bytes <= BODY_COUNTED_BYTES || total_bytes <= x->body_counted) return true;
+    pthread_mutex_lock(&s->lock);
+    size_t more = total_bytes - x->body_counted;
+    bool ok = s->body_memory + more <= s->opt.body_memory_bytes;
+    if (ok) {
+        s->body_memory += more;
+        x->body_counted = total_bytes;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (!ok)
+        http_reply_status(x, 503, "body_memory", NULL,
+                          "request bodies in work fill the memory set by --body-memory; try again later");
+    return ok;
+}
+
+void body_release(struct http_exchange *x)
+{
+    pthread_mutex_lock(&x->s->lock);
+    x->s->body_memory -= x->body_counted;
+    x->body_counted = 0;
+    pthread_mutex_unlock(&x->s->lock);
+}
+
+/* --- content-encoding: decoded on a worker, in pieces, against the same ceilings --- */
+static bool too_large(struct http_exchange *x)
+{
+    char text[128];
+    snprintf(text, sizeof text, "the body is larger than %zu bytes", body_limit(x));
+    http_reply_status(x, 413, "too_large", NULL, text);
+    return false;
+}
+
+static bool broken(struct http_exchange *x)
+{
+    char text[96];
+    snprintf(text, sizeof text, "the body is not valid %s data", x->encoding);
+    http_reply_status(x, 400, NULL, NULL, text);
+    return false;
+}
+
+static bool put(struct http_exchange *x, struct buf *out, const void *data, size_t len)
+{
+    if (out->len + len > body_limit(x)) return too_large(x);
+    if (!body_book(x, x->body.len + out->len + len)) return false;
+    buf_append(out, data, len);
+    if (!out->failed) return true;
+    http_reply_status(x, 503, "no_memory", NULL, "no memory for the body");
+    return false;
+}
+
+static bool decode_gzip(struct http_exchange *x, struct buf *out)
+{
+    unsigned char chunk[16384];
+    z_stream z = { 0 };
+    int rc = Z_OK;
+    if (inflateInit2(&z, 15 + 32) != Z_OK) return broken(x);
+    z.next_in = (unsigned char *)x->body.data;
+    z.avail_in = (uInt)x->body.len;
+    bool ok = true;
+    while (ok && rc != Z_STREAM_END) {
+        z.next_out = chunk;
+        z.avail_out = sizeof chunk;
+        rc = inflate(&z, Z_NO_FLUSH);
+        if (rc != Z_OK && rc != Z_STREAM_END) ok = broken(x);
+        else if (rc == Z_OK && z.avail_in == 0 && z.avail_out == sizeof chunk) ok = broken(x);
+        else ok = put(x, out, chunk, sizeof chunk - z.avail_out);
+        if (ok && rc == Z_OK && z.avail_in == 0 && z.avail_out > 0) ok = broken(x); /* cut off */
+    }
+    if (ok && z.avail_in > 0) ok = broken(x);
+    inflateEnd(&z);
+    return ok;
+}
+
+static bool decode_zstd(struct http_exchange *x, struct buf *out)
+{
+    char chunk[16384];
+    ZSTD_DStream *d = ZSTD_createDStream();
+    ZSTD_inBuffer in = { x->body.data, x->body.len, 0 };
+    size_t rc = 1;
+    bool ok = d != NULL && in.size > 0;
+    if (d) ZSTD_DCtx_setParameter(d, ZSTD_d_windowLogMax, 27);
+    while (ok && (in.pos < in.size || rc != 0)) {
+        ZSTD_outBuffer o = { chunk, sizeof chunk, 0 };
+        size_t before = in.pos;
+        rc = ZSTD_decompressStream(d, &o, &in);
+        if (ZSTD_isError(rc) || (in.pos == before && o.pos == 0)) ok = broken(x);
+        else ok = put(x, out, chunk, o.pos);
+    }
+    if (!d || in.size == 0) broken(x);
+    ZSTD_freeDStream(d);
+    return ok;
+}
+
+bool body_decode(struct http_exchange *x)
+{
+    struct buf out;
+    if (!x->encoding[0]) return true;
+    buf_init(&out, 0);
+    bool ok = strcmp(x->encoding, "gzip") == 0 ? decode_gzip(x, &out) : decode_zstd(x, &out);
+    if (ok) {
+        buf_free(&x->body);
+        x->body = out;
+    } else {
+        buf_free(&out);
+    }
+    return ok;
+}
+
+/* --- connections: the limit and RLIMIT_NOFILE are raised together --- */
+int32_t limits_connections(int32_t wanted)
+{
+    struct rlimit r;
+    const rlim_t spare = 256; /* files of models, libraries, sockets of our own */
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0) return wanted < 512 ? wanted : 512;
+    rlim_t need = (rlim_t)wanted + spare;
+    if (r.rlim_cur < need) {
+        r.rlim_cur = r.rlim_max == RLIM_INFINITY || r.rlim_max > need ? need : r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r);
+        getrlimit(RLIMIT_NOFILE, &r);
+    }
+    rlim_t n = r.rlim_cur > spare + 16 ? r.rlim_cur - spare : 16;
+    return n < (rlim_t)wanted ? (int32_t)n : wanted;
+}

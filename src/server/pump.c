@@ -1,0 +1,211 @@
+/* pump.c: the pump thread: the one consumer of all running generations, the watch over the sockets of pending requests
+ * (a suspended connection is blind in libmicrohttpd), keep-alive lines and deadlines.
+ *
+ * References: an exchange in the ready list, in the watch, or in the pump's list is held by it. The watch's reference is
+ * dropped here, after the events that were already fetched have been looked at, so an event never names freed memory. */
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/threads.h"
+#include "server/server_int.h"
+
+#define TICK_MS 250
+#define CONNS_EVERY_NS 1000000000
+
+static void poke(struct server *s)
+{
+    uint64_t one = 1;
+    if (write(s->wake_fd, &one, sizeof one) < 0) { /* full: it is awake already */ }
+}
+
+void pump_wake(struct http_exchange *x)
+{
+    struct server *s = x->s;
+    pthread_mutex_lock(&s->ready_lock);
+    bool first = s->ready_first == NULL;
+    if (!x->ready) {
+        exchange_ref(x);
+        x->ready = true;
+        x->ready_next = NULL;
+        if (s->ready_last) s->ready_last->ready_next = x;
+        else s->ready_first = x;
+        s->ready_last = x;
+    }
+    pthread_mutex_unlock(&s->ready_lock);
+    if (first) poke(s);
+}
+
+void pump_notify(void *x)
+{
+    pump_wake(x);
+}
+
+/* --- watch --- */
+bool pump_watch(struct http_exchange *x)
+{
+    struct epoll_event ev = { .events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = x };
+    exchange_ref(x);
+    if (epoll_ctl(x->s->epoll_fd, EPOLL_CTL_ADD, x->fd, &ev) != 0) {
+        exchange_unref(x);
+        return false;
+    }
+    x->watched = true;
+    return true;
+}
+
+void pump_unwatch(struct http_exchange *x)
+{
+    if (!x->watched) return;
+    epoll_ctl(x->s->epoll_fd, EPOLL_CTL_DEL, x->fd, NULL);
+    x->watched = false;
+    pthread_mutex_lock(&x->lock);
+    x->unwatched = true;
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* --- the pump's list --- */
+static void adopt(struct http_exchange *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool take = x->gen_ready && !x->in_pump && !x->finished;
+    bool probe = take && x->fin;
+    pthread_mutex_unlock(&x->lock);
+    if (!take) return;
+    exchange_ref(x);
+    x->in_pump = true;
+    x->pump_next = x->s->pump_list;
+    x->s->pump_list = x;
+    if (probe) generate_probe(x);
+}
+
+static void let_go(struct http_exchange *x)
+{
+    if (!x->finished || !x->in_pump) return;
+    struct http_exchange **p = &x->s->pump_list;
+    while (*p != x) p = &(*p)->pump_next;
+    *p = x->pump_next;
+    x->in_pump = false;
+    exchange_unref(x);
+}
+
+static void step(struct http_exchange *x)
+{
+    exchange_ref(x);
+    adopt(x);
+    generate_step(x);
+    let_go(x);
+    exchange_unref(x);
+}
+
+static void on_socket(struct server *s, const struct epoll_event *e)
+{
+    struct http_exchange *x = e->data.ptr;
+    struct epoll_event ev = { .events = EPOLLONESHOT, .data.ptr = x }; /* errors and hang-ups are always reported */
+    bool dead = e->events & (EPOLLERR | EPOLLHUP);
+    pthread_mutex_lock(&x->lock);
+    bool ready = x->gen_ready, skip = x->gone;
+    if (dead) x->hung_up = true;
+    else x->fin = true;
+    if (!dead && !skip && x->watched) epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, x->fd, &ev);
+    pthread_mutex_unlock(&x->lock);
+    if (skip || !ready) return;
+    if (!dead) generate_probe(x);
+    step(x);
+}
+
+static void on_ready(struct http_exchange *x)
+{
+    step(x);
+    pthread_mutex_lock(&x->lock);
+    bool drop = x->unwatched;
+    x->unwatched = false;
+    pthread_mutex_unlock(&x->lock);
+    if (drop) exchange_unref(x);
+    exchange_unref(x);
+}
+
+static void take_ready(struct server *s)
+{
+    struct http_exchange *list[64];
+    for (int n = 1; n > 0;) {
+        pthread_mutex_lock(&s->ready_lock);
+        for (n = 0; n < 64 && s->ready_first; n++) {
+            list[n] = s->ready_first;
+            list[n]->ready = false; /* from here on it may be queued again */
+            s->ready_first = list[n]->ready_next;
+        }
+        if (!s->ready_first) s->ready_last = NULL;
+        pthread_mutex_unlock(&s->ready_lock);
+        for (int i = 0; i < n; i++) on_ready(list[i]);
+        if (n < 64) break;
+    }
+}
+
+static void tick(struct server *s)
+{
+    int64_t now = clock_now_ns();
+    bool alive = s->client.alive(s->client.ctx);
+    for (struct http_exchange *x = s->pump_list, *next; x; x = next) {
+        next = x->pump_next;
+        if (alive) generate_keepalive(x, now);
+        else generate_dead(x);
+        let_go(x);
+    }
+}
+
+static void *pump_main(void *ctx)
+{
+    struct server *s = ctx;
+    struct epoll_event ev[64];
+    int64_t t_tick = 0, t_conns = 0;
+    threads_set_name("pump");
+    threads_lower_priority();
+    for (;;) {
+        int n = epoll_wait(s->epoll_fd, ev, 64, TICK_MS);
+        for (int i = 0; i < n; i++) {
+            uint64_t count;
+            if (ev[i].data.ptr != NULL) on_socket(s, &ev[i]);
+            else if (read(s->wake_fd, &count, sizeof count) < 0) { /* nothing to read: fine */ }
+        }
+        take_ready(s);
+        int64_t now = clock_now_ns();
+        if (now - t_tick >= (int64_t)TICK_MS * 1000000) tick(s), t_tick = now;
+        if (now - t_conns >= CONNS_EVERY_NS) conns_tick(s), t_conns = now;
+        pthread_mutex_lock(&s->lock);
+        bool quit = s->pump_quit;
+        pthread_mutex_unlock(&s->lock);
+        if (quit && !s->pump_list) break;
+    }
+    take_ready(s);
+    return NULL;
+}
+
+mb_status pump_start(struct server *s, mb_error *err)
+{
+    struct epoll_event ev = { .events = EPOLLIN, .data.ptr = NULL };
+    s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (s->wake_fd < 0 || s->epoll_fd < 0) return mb_fail_errno(err, "cannot make an epoll for", "the server");
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &ev) != 0) return mb_fail_errno(err, "cannot watch", "eventfd");
+    if (pthread_create(&s->pump_thread, NULL, pump_main, s) != 0)
+        return mb_fail(err, MB_NO_MEMORY, "cannot start the pump thread");
+    s->pump_started = true;
+    return MB_OK;
+}
+
+void pump_stop(struct server *s)
+{
+    if (s->pump_started) {
+        pthread_mutex_lock(&s->lock);
+        s->pump_quit = true;
+        pthread_mutex_unlock(&s->lock);
+        poke(s);
+        pthread_join(s->pump_thread, NULL);
+        s->pump_started = false;
+    }
+    if (s->wake_fd >= 0) close(s->wake_fd);
+    if (s->epoll_fd >= 0) close(s->epoll_fd);
+    s->wake_fd = s->epoll_fd = -1;
+}

@@ -1,0 +1,76 @@
+/* routes.c: the route table and how a path finds its row. Body limits of 0 mean that no body is wanted; the server puts
+ * its own limit where the row says BODY_JSON. */
+#include <string.h>
+
+#include "server/server_int.h"
+
+#define MB_256 ((size_t)256 << 20)
+#define BODY_S 600 /* seconds for a whole body */
+
+static const struct route_row ROWS[] = {
+    { .method = "POST", .path = "/v1/chat/completions", .alias = "/chat/completions", .home = HOME_ENGINE, .by_model = true,
+      .dialect = DIALECT_CHAT, .handle = handle_chat, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
+      .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-040", .help = "chat completion" },
+    { .method = "POST", .path = "/v1/completions", .home = HOME_ENGINE, .by_model = true, .dialect = DIALECT_COMPLETIONS,
+      .handle = handle_completions, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
+      .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-206", .help = "raw text completion" },
+    { .method = "GET", .path = "/v1/models", .home = HOME_ENGINE, .dialect = DIALECT_MODELS, .handle = handle_models,
+      .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-261", .help = "the served model" },
+    { .method = "GET", .path = "/v1/models/*", .home = HOME_ENGINE, .dialect = DIALECT_MODELS, .handle = handle_model,
+      .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-265", .help = "the list, filtered to one id" },
+    { .method = "GET", .path = "/health", .home = HOME_ENGINE, .handle = handle_health, .cors = CORS_API, .auth = AUTH_OPEN,
+      .spec = "API-267", .help = "is the engine alive" },
+    { .method = "GET", .path = "/stats", .home = HOME_ENGINE, .handle = handle_stats, .auth = AUTH_KEY, .spec = "API-268",
+      .help = "counters as JSON" },
+    { .method = "GET", .path = "/metrics", .home = HOME_ENGINE, .handle = handle_metrics, .auth = AUTH_KEY,
+      .spec = "API-268", .help = "counters as Prometheus text" },
+    { .method = "POST", .path = "/tokenize", .home = HOME_ENGINE, .handle = handle_tokenize, .queue = QUEUE_PREPARE,
+      .body_limit_bytes = MB_256, .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-207",
+      .help = "text to token ids" },
+    { .method = "POST", .path = "/detokenize", .home = HOME_ENGINE, .handle = handle_detokenize, .queue = QUEUE_PREPARE,
+      .body_limit_bytes = MB_256, .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-207",
+      .help = "token ids to text" },
+    { .method = "GET", .path = "/", .home = HOME_HOST, .handle = handle_root, .auth = AUTH_OPEN, .spec = "API-417",
+      .help = "a notice" },
+};
+
+const struct route_row *route_rows(size_t *n)
+{
+    *n = sizeof ROWS / sizeof ROWS[0];
+    return ROWS;
+}
+
+static bool path_matches(const char *pattern, const char *path, const char **rest)
+{
+    size_t n = pattern ? strlen(pattern) : 0;
+    if (n == 0) return false;
+    if (n < 2 || strcmp(pattern + n - 2, "/*") != 0) return strcmp(pattern, path) == 0;
+    if (strncmp(pattern, path, n - 1) != 0 || path[n - 1] == '\0') return false;
+    *rest = path + n - 1;
+    return true;
+}
+
+static bool method_matches(const char *row, const char *method)
+{
+    return strcmp(row, method) == 0 || (strcmp(row, "GET") == 0 && strcmp(method, "HEAD") == 0);
+}
+
+const struct route_row *route_find(const char *method, const char *path, const char **rest, char allowed[64])
+{
+    allowed[0] = '\0';
+    *rest = NULL;
+    for (size_t i = 0; i < sizeof ROWS / sizeof ROWS[0]; i++) {
+        const char *r = NULL;
+        if (!path_matches(ROWS[i].path, path, &r) && !path_matches(ROWS[i].alias, path, &r)) continue;
+        if (method_matches(ROWS[i].method, method)) {
+            *rest = r;
+            return &ROWS[i];
+        }
+        const char *m = strcmp(ROWS[i].method, "GET") == 0 ? "GET, HEAD" : ROWS[i].method;
+        if (strlen(allowed) + strlen(m) + 3 < 64) {
+            if (allowed[0]) strcat(allowed, ", ");
+            strcat(allowed, m);
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,48 @@
+/* server.h: the HTTP server over an engine_client: open, run, stop.
+ *
+ *   server_open    binds, starts its threads and answers at once
+ *   server_run     waits until server_request_stop, then shuts down gracefully (API-015) and returns
+ *   server_close   releases; stops first when still running
+ *
+ * Threads: one of libmicrohttpd (epoll; reads and writes bytes), one pump (events -> bytes, socket watch, deadlines),
+ * a few request workers (parse bodies), all at lower priority.
+ */
+#ifndef SERVER_SERVER_H
+#define SERVER_SERVER_H
+
+#include "gen/gen.h"
+
+struct server; /* opaque */
+
+struct server_options {            /* zero = default; strings are copied */
+    const char *host;              /* NULL = "127.0.0.1" */
+    int port;                      /* 0 = any free one, see server_port */
+    const char *unix_path;         /* serve on this socket instead of TCP (API-003) */
+    const char *api_key;           /* NULL = none asked for */
+    const char *const *allow_hosts; /* names accepted in Host besides loopback; "*" = any */
+    int32_t n_allow_hosts;
+    const char *const *allow_origins; /* "https://x.test"; "*" = any */
+    int32_t n_allow_origins;
+    size_t body_limit_bytes;       /* of one body, decoded; 0 = 256 MB (Q63) */
+    size_t body_memory_bytes;      /* of all bodies above 1 MB; 0 = 512 MB, then 503 */
+    int32_t n_workers;             /* request workers; 0 = 2 */
+    int32_t worker_queue;          /* parsed at most so many waiting requests; 0 = 64, then 429 */
+    int32_t max_connections;       /* 0 = 4096, bounded by RLIMIT_NOFILE, which is raised to it */
+    int64_t shutdown_timeout_ms;   /* 0 = 120000 (MLX_BUN_SHUTDOWN_TIMEOUT_MS) */
+    int64_t keepalive_ms;          /* silence after which a stream gets a comment line; 0 = 3000 */
+    int64_t idle_timeout_ms;       /* from one request to the complete headers of the next; 0 = 60000 */
+    const char *owner;             /* /stats server.owner; NULL = "serve" */
+    uint64_t memory_budget_bytes;  /* /stats admission.memory_budget_bytes; 0 = null */
+    uint64_t kv_budget_bytes;      /* /stats batch.kv_budget_bytes; 0 = null */
+};
+
+/* client is copied; its ctx must live until server_close. MB_INVALID (host), MB_IO (bind), MB_NO_MEMORY. */
+mb_status server_open(struct server **out, const struct engine_client *client, const struct server_options *opt,
+                      mb_error *err);
+int server_port(const struct server *s);
+void server_run(struct server *s);
+/* Async-signal-safe. The first call lets active requests finish, a second one cuts them off. */
+void server_request_stop(struct server *s);
+void server_close(struct server *s);
+
+#endif

@@ -1,0 +1,204 @@
+/* server_int.h: what the files of this folder share: the server and one request on its way (http_exchange).
+ *
+ * An exchange is counted: libmicrohttpd's side holds one reference (until its request is completed), a worker, the
+ * ready list and the pump one each while they hold it. The way of a request:
+ *
+ *   http.c   headers: early checks (auth.c, limits.c) -> body -> route
+ *   inline   small routes answer on the HTTP thread (handlers.c, stats.c)
+ *   worker   parses, starts the generation (workers.c, generate.c); the connection is suspended meanwhile
+ *   pump     gen_next -> bytes in `out`, or the whole `reply`; resumes the connection (pump.c, generate.c)
+ *
+ * Locks, in order: exchange.lock, then server.lock, then server.ready_lock. `notify` of a gen_stream takes only
+ * ready_lock, so the engine thread never waits for HTTP.
+ */
+#ifndef SERVER_SERVER_INT_H
+#define SERVER_SERVER_INT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api/api.h"
+#include "base/mem.h"
+#include "server/routes.h"
+#include "server/server.h"
+
+#define BODY_COUNTED_BYTES ((size_t)1 << 20)  /* bodies above this count against body_memory */
+#define OUT_HIGH_BYTES ((size_t)256 << 10)    /* unsent bytes of a stream above which its events wait */
+#define OUT_LOW_BYTES ((size_t)64 << 10)
+
+enum conn_phase { CONN_IDLE = 0, CONN_BODY, CONN_BUSY };
+
+struct conn {                      /* one TCP or unix connection; guarded by server.lock */
+    int fd;
+    enum conn_phase phase;
+    int64_t since_ns;
+    int64_t limit_ns;              /* of this phase, 0 = none */
+    bool loopback;                 /* the peer is on this machine */
+    bool cut;                      /* shutdown() was called */
+    struct conn *next, *prev;
+};
+
+struct http_exchange {
+    struct server *s;
+    atomic_int refs;
+    pthread_mutex_t lock;
+    void *mhd;                     /* struct MHD_Connection *, http.c only; NULL once completed */
+    struct conn *conn;
+    int fd;
+    bool watched, unwatched;       /* in the pump's epoll; taken out, the pump has yet to drop its reference */
+
+    /* the request, written by the HTTP thread before dispatch */
+    const struct route_row *route;
+    char *rest;                    /* decoded rest of the path, owned; NULL */
+    char request_id[72];
+    char *cors_origin;             /* allowed Origin to echo, owned; NULL */
+    bool foreign_origin;
+    char encoding[8];              /* "", "gzip", "zstd" */
+    struct buf body;
+    size_t body_counted;           /* bytes booked in server.body_memory */
+    size_t n_discarded;
+    bool discard, dispatched, answered;
+
+    /* the answer; guarded by lock */
+    bool suspended, reply_ready, stream_open, stream_end, gone, hung_up, fin, cut;
+    int status;
+    const char *content_type;      /* static */
+    char extra_name[32], extra_value[160]; /* one more header: Allow, Retry-After ... */
+    bool preflight;                /* the answer to an OPTIONS with Access-Control-Request-Method */
+    char *preflight_headers;       /* owned: Access-Control-Request-Headers */
+    struct buf reply;
+    struct buf out;                /* stream bytes, sent up to out_off */
+    size_t out_off;
+    bool out_blocked;              /* the pump waits for room */
+
+    /* generation; req by the worker until gen_ready, then all by the pump */
+    struct api_request *req;
+    struct api_render *render;
+    struct gen_stream *gen;
+    bool gen_ready;                /* guarded by lock */
+    bool is_stream;
+    bool in_pump;                  /* in the pump's list (holds a reference) */
+    bool finished;
+    int64_t t_bytes_ns;            /* last bytes put into out */
+    int32_t n_done, n_total;       /* prefill, for the keep-alive line */
+    struct http_exchange *pump_next;
+
+    struct http_exchange *ready_next; /* guarded by ready_lock */
+    bool ready;
+    struct http_exchange *work_next;  /* guarded by work_lock */
+    struct http_exchange *all_next, *all_prev; /* guarded by server.lock */
+};
+
+struct server {
+    struct engine_client client;
+    struct server_options opt;     /* strings in arena */
+    struct arena arena;
+    void *daemon;                  /* struct MHD_Daemon * */
+    int listen_fd, port;
+    bool bound_loopback, bound_unix;
+    int64_t started_unix_s;
+
+    pthread_mutex_t lock;          /* conns, all, counters */
+    struct conn *conns;            /* newest first */
+    int32_t n_conns, max_conns;
+    struct http_exchange *all;
+    int32_t n_active;              /* exchanges */
+    size_t body_memory;            /* booked */
+    uint64_t n_requests, n_status[6]; /* by hundreds */
+    bool stopping;                 /* no new requests */
+    bool cutting;                  /* running ones are cut off */
+
+    pthread_mutex_t ready_lock;
+    struct http_exchange *ready_first, *ready_last;
+    int wake_fd, epoll_fd, stop_fd;
+    struct http_exchange *pump_list; /* pump thread only */
+    pthread_t pump_thread;
+    bool pump_started, pump_quit;
+
+    pthread_mutex_t work_lock;
+    pthread_cond_t work_cond;
+    struct http_exchange *work_first, *work_last;
+    int32_t n_work;
+    bool work_quit;
+    pthread_t workers[8];
+    int n_workers;
+};
+
+/* exchange.c: life and answers; any thread */
+struct http_exchange *exchange_new(struct server *s);
+void exchange_ref(struct http_exchange *x);
+void exchange_unref(struct http_exchange *x);
+/* The whole answer; body is taken. Ignored when an answer exists already. */
+void http_reply(struct http_exchange *x, int status, const char *content_type, struct buf *body);
+void http_reply_error(struct http_exchange *x, const mb_error *e);
+void http_reply_status(struct http_exchange *x, int status, const char *code, const char *param, const char *message);
+void exchange_count(struct server *s, int status);
+
+/* http.c */
+mb_status http_start(struct server *s, mb_error *err);
+void http_quiesce(struct server *s);
+void http_stop(struct server *s);
+/* x->lock held: let libmicrohttpd go on with a suspended connection. */
+void http_resume_locked(struct http_exchange *x);
+
+/* listen.c */
+mb_status listen_open(struct server *s, mb_error *err);
+void listen_close(struct server *s);
+
+/* auth.c: early checks; false: an error answer has been set */
+bool host_check(struct http_exchange *x, const char *host, int n_hosts);
+bool origin_check(struct http_exchange *x, const char *origin, const char *host);
+bool key_check(struct http_exchange *x, const char *authorization, const char *x_api_key);
+bool host_is_loopback(const char *host, size_t len);
+
+/* limits.c */
+size_t body_limit(const struct http_exchange *x);            /* of this route */
+bool body_book(struct http_exchange *x, size_t total_bytes); /* false: 503 has been set */
+void body_release(struct http_exchange *x);
+bool body_decode(struct http_exchange *x);                   /* content-encoding; false: an error has been set */
+int32_t limits_connections(int32_t wanted);
+
+/* conns.c: the table of connections; any thread */
+struct conn *conn_add(struct server *s, int fd, bool loopback);
+void conn_remove(struct server *s, struct conn *c);
+void conn_set(struct server *s, struct conn *c, enum conn_phase phase, int64_t limit_ms);
+void conns_tick(struct server *s);          /* deadlines */
+void conns_close_idle(struct server *s);
+
+/* pump.c */
+mb_status pump_start(struct server *s, mb_error *err);
+void pump_stop(struct server *s);
+void pump_wake(struct http_exchange *x);    /* x has something to do */
+void pump_notify(void *x);                  /* gen_notify_fn */
+bool pump_watch(struct http_exchange *x);   /* HTTP thread, when x becomes pending */
+void pump_unwatch(struct http_exchange *x); /* HTTP thread, when x is completed */
+
+/* workers.c */
+mb_status work_start(struct server *s, mb_error *err);
+void work_stop(struct server *s);
+bool work_push(struct http_exchange *x);    /* takes a reference; false: full */
+
+/* generate.c */
+void generate_step(struct http_exchange *x);    /* pump thread */
+void generate_keepalive(struct http_exchange *x, int64_t now_ns);
+void generate_probe(struct http_exchange *x);   /* the client sent FIN */
+void generate_dead(struct http_exchange *x);    /* the engine has stopped: end with an error */
+void generate_drop(struct http_exchange *x);    /* pump thread: release everything */
+
+/* handlers */
+void handle_chat(struct http_exchange *x);
+void handle_completions(struct http_exchange *x);
+void handle_health(struct http_exchange *x);
+void handle_models(struct http_exchange *x);
+void handle_model(struct http_exchange *x);
+void handle_stats(struct http_exchange *x);
+void handle_metrics(struct http_exchange *x);
+void handle_tokenize(struct http_exchange *x);
+void handle_detokenize(struct http_exchange *x);
+void handle_root(struct http_exchange *x);
+
+/* sse.c */
+void sse_comment(struct buf *out, const char *text);
+void sse_keepalive(struct buf *out, int32_t n_done, int32_t n_total);
+
+#endif
