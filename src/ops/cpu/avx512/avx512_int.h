@@ -1,0 +1,74 @@
+/* avx512_int.h: what the files of the AVX-512 level (F, BW, DQ, VL, VNNI) share. Included by this folder alone. A block of
+ * 16 outputs is one zmm register. */
+#ifndef OPS_CPU_AVX512_INT_H
+#define OPS_CPU_AVX512_INT_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "ops/cpu/kernels.h"
+
+#define FORCED static inline __attribute__((always_inline))
+
+void avx512_fill_matmul(struct cpu_kernels *t);
+void avx512_fill_matmul_f32(struct cpu_kernels *t);
+void avx512_fill_attention(struct cpu_kernels *t);
+
+FORCED __m512i load_i(const void *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+FORCED __m512i bcast_dword(const void *p)
+{
+    int32_t v;
+    memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
+FORCED __m512 bf16_low(__m512i v)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+}
+
+FORCED __m512 bf16_high(__m512i v)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000u)));
+}
+
+FORCED __m512 half_load(const void *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+/* Scales and biases of one (block, group). */
+FORCED void scales_load(enum dtype dt, const uint8_t *p, __m512 *s, __m512 *b)
+{
+    if (dt == DT_BF16) {
+        __m512i v = load_i(p);
+        *s = bf16_low(v);
+        *b = bf16_high(v);
+    } else if (dt == DT_F16) {
+        *s = half_load(p);
+        *b = half_load(p + 32);
+    } else {
+        *s = _mm512_loadu_ps((const float *)p);
+        *b = _mm512_loadu_ps((const float *)(p + 64));
+    }
+}
+
+FORCED size_t scales_bytes(enum dtype dt)
+{
+    return dt == DT_F32 ? 128 : 64;
+}
+
+/* Store 16 results of which the first n_out exist. */
+FORCED void store16(float *y, int64_t n_out, __m512 v)
+{
+    if (n_out >= 16)
+        _mm512_storeu_ps(y, v);
+    else
+        _mm512_mask_storeu_ps(y, (__mmask16)((1u << n_out) - 1), v);
+}
+
+#endif

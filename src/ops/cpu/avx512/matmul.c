@@ -1,0 +1,247 @@
+/* matmul.c (avx512): quantised weights times quantised inputs by vpdpbusd: u8 codes times int8 inputs, four products to
+ * one int32 lane, no saturation, so group sums are exact as they come.
+ *
+ * Many rows: tiles of up to 6 rows by 2 blocks (3 by 2 with two limbs), codes unpacked on the fly (and and shift use
+ * other ports than the products), float accumulators in registers over all of k. The blocks' codes stay in L1 or L2
+ * while the row tiles pass over them. One row: a linear stream with two integer chains and a prefetch 4 KB ahead.
+ * Accumulators are arrays of constant size: with the row count as a dimension the compiler would keep them in memory.
+ */
+#include "ops/cpu/avx512/avx512_int.h"
+
+#define R_MAX 6
+#define PREFETCH_AHEAD 4096
+
+FORCED size_t code_bytes(enum cpu_wtype type, int g)
+{
+    return (size_t)g * (type == CPU_W_Q4 ? 8 : 16);
+}
+
+FORCED const uint8_t *act_row(const struct cpu_act *x, int64_t row)
+{
+    return x->data + (size_t)row * x->row_bytes;
+}
+
+FORCED size_t act_pairs_off(const struct cpu_act *x)
+{
+    return (size_t)x->k * (x->form == ACT_Q16 ? 2 : 1);
+}
+
+FORCED __m512 group_add(__m512 acc, __m512 s, __m512 b, const float *pair, __m512i isum)
+{
+    acc = _mm512_fmadd_ps(_mm512_mul_ps(s, _mm512_set1_ps(pair[0])), _mm512_cvtepi32_ps(isum), acc);
+    return _mm512_fmadd_ps(b, _mm512_set1_ps(pair[1]), acc);
+}
+
+/* Vectors 2i and 2i+1 of u8 codes of one group. */
+FORCED void codes_load(enum cpu_wtype type, const uint8_t *p, int i, __m512i *even, __m512i *odd)
+{
+    if (type == CPU_W_Q4) {
+        const __m512i m0f = _mm512_set1_epi32(0x0f0f0f0f);
+        __m512i v = load_i(p + 64 * i);
+        *even = _mm512_and_si512(v, m0f);
+        *odd = _mm512_and_si512(_mm512_srli_epi32(v, 4), m0f);
+    } else {
+        *even = load_i(p + 128 * i);
+        *odd = load_i(p + 128 * i + 64);
+    }
+}
+
+FORCED __m512i limbs_join(__m512i hi, __m512i lo)
+{
+    return _mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo);
+}
+
+/* --- one row --- */
+
+FORCED void row_one(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
+                    const struct cpu_act *x, int64_t row, float *y)
+{
+    const uint8_t *xr = act_row(x, row);
+    int g = w->g;
+    enum dtype dt = w->dt;
+    size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1);
+    for (int64_t blk = blk0; blk < blk1; blk++) {
+        const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = xr;
+        const float *pair = (const float *)(xr + act_pairs_off(x));
+        __m512 acc = _mm512_setzero_ps();
+        for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += xb, pair += 2) {
+            __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
+            for (int j = 0; j < g / 8; j++) {
+                __m512i even, odd;
+                codes_load(type, p, j, &even, &odd);
+                _mm_prefetch((const char *)p + PREFETCH_AHEAD + (type == CPU_W_Q4 ? 64 : 128) * j, _MM_HINT_T0);
+                if (type != CPU_W_Q4) _mm_prefetch((const char *)p + PREFETCH_AHEAD + 128 * j + 64, _MM_HINT_T0);
+                h0 = _mm512_dpbusd_epi32(h0, even, bcast_dword(xp + 8 * j));
+                h1 = _mm512_dpbusd_epi32(h1, odd, bcast_dword(xp + 8 * j + 4));
+                if (two) {
+                    l0 = _mm512_dpbusd_epi32(l0, even, bcast_dword(xp + g + 8 * j));
+                    l1 = _mm512_dpbusd_epi32(l1, odd, bcast_dword(xp + g + 8 * j + 4));
+                }
+            }
+            _mm_prefetch((const char *)p + PREFETCH_AHEAD + cb, _MM_HINT_T0);
+            __m512i isum = _mm512_add_epi32(h0, h1);
+            if (two) isum = limbs_join(isum, _mm512_add_epi32(l0, l1));
+            __m512 s, b;
+            scales_load(dt, p + cb, &s, &b);
+            acc = group_add(acc, s, b, pair, isum);
+        }
+        store16(y + 16 * (blk - blk0), w->n - 16 * blk, acc);
+    }
+}
+
+/* --- a tile of R rows by B blocks --- */
+
+struct tile {
+    const struct cpu_weight *w;
+    int64_t blk;
+    const uint8_t *x;     /* first row */
+    size_t row_bytes, pairs_off;
+    float *y;
+    int64_t ld_y;
+    const uint8_t *pf;    /* next blocks, spread over this tile's groups; NULL: none */
+    size_t pf_bytes;      /* per group */
+};
+
+FORCED void tile_run(enum cpu_wtype type, bool two, int R, int B, const struct tile *t)
+{
+    const struct cpu_weight *w = t->w;
+    int g = w->g;
+    enum dtype dt = w->dt;
+    size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), bb = w->block_bytes;
+    const uint8_t *p = w->data + (size_t)t->blk * bb, *x = t->x, *pf = t->pf;
+    const float *pair = (const float *)(t->x + t->pairs_off);
+    size_t ld_pair = t->row_bytes / 4;
+    __m512 acc[R_MAX][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) acc[r][b] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < w->k / g; i++, p += gb, x += (size_t)g * (two ? 2 : 1), pair += 2) {
+        __m512i hi[R_MAX][2], lo[R_MAX][2];
+#pragma GCC unroll 6
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+            for (int b = 0; b < B; b++) hi[r][b] = lo[r][b] = _mm512_setzero_si512();
+        if (pf)
+            for (size_t j = 0; j < t->pf_bytes; j += 64, pf += 64) _mm_prefetch((const char *)pf, _MM_HINT_T1);
+        for (int j = 0; j < g / 8; j++) {
+            __m512i even[2], odd[2];
+#pragma GCC unroll 2
+            for (int b = 0; b < B; b++) codes_load(type, p + (size_t)b * bb, j, &even[b], &odd[b]);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                const uint8_t *xr = x + (size_t)r * t->row_bytes + 8 * j;
+                __m512i q = bcast_dword(xr);
+#pragma GCC unroll 2
+                for (int b = 0; b < B; b++) hi[r][b] = _mm512_dpbusd_epi32(hi[r][b], even[b], q);
+                if (!two) continue;
+                q = bcast_dword(xr + g);
+#pragma GCC unroll 2
+                for (int b = 0; b < B; b++) lo[r][b] = _mm512_dpbusd_epi32(lo[r][b], even[b], q);
+            }
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                const uint8_t *xr = x + (size_t)r * t->row_bytes + 8 * j + 4;
+                __m512i q = bcast_dword(xr);
+#pragma GCC unroll 2
+                for (int b = 0; b < B; b++) hi[r][b] = _mm512_dpbusd_epi32(hi[r][b], odd[b], q);
+                if (!two) continue;
+                q = bcast_dword(xr + g);
+#pragma GCC unroll 2
+                for (int b = 0; b < B; b++) lo[r][b] = _mm512_dpbusd_epi32(lo[r][b], odd[b], q);
+            }
+        }
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) {
+            __m512 s, c;
+            scales_load(dt, p + (size_t)b * bb + cb, &s, &c);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++)
+                acc[r][b] = group_add(acc[r][b], s, c, pair + (size_t)r * ld_pair,
+                                      two ? limbs_join(hi[r][b], lo[r][b]) : hi[r][b]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int b = 0; b < B; b++) store16(t->y + r * t->ld_y + 16 * b, w->n - 16 * (t->blk + b), acc[r][b]);
+}
+
+FORCED void tile_rows(enum cpu_wtype type, bool two, int R, int B, const struct tile *t)
+{
+    switch (R) {
+    case 1: tile_run(type, two, 1, B, t); break;
+    case 2: tile_run(type, two, 2, B, t); break;
+    case 3: tile_run(type, two, 3, B, t); break;
+    case 4: if (!two) tile_run(type, two, 4, B, t); break;
+    case 5: if (!two) tile_run(type, two, 5, B, t); break;
+    case 6: if (!two) tile_run(type, two, 6, B, t); break;
+    default: break;
+    }
+}
+
+/* Blocks in pairs; for each pair all row tiles, their sizes balanced. */
+FORCED void rows_many(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
+                      const struct cpu_act *x, int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    int64_t r_max = two ? 3 : R_MAX, n_tile = (m + r_max - 1) / r_max, ng = w->k / w->g;
+    for (int64_t blk = blk0; blk < blk1;) {
+        int64_t B = blk1 - blk >= 2 ? 2 : 1;
+        for (int64_t i = 0; i < n_tile; i++) {
+            int64_t r0 = m * i / n_tile, r1 = m * (i + 1) / n_tile;
+            struct tile t = { w, blk, act_row(x, row0 + r0), x->row_bytes, act_pairs_off(x),
+                              y + r0 * ld_y + 16 * (blk - blk0), ld_y, NULL, 0 };
+            if (blk + B < blk1) { /* this tile's share of the next pair, in whole lines a group */
+                size_t share = (size_t)B * w->block_bytes / (size_t)(n_tile * ng);
+                t.pf_bytes = (share + 63) / 64 * 64;
+                t.pf = w->data + (size_t)(blk + B) * w->block_bytes + (size_t)(i * ng) * t.pf_bytes;
+            }
+            if (B == 2)
+                tile_rows(type, two, (int)(r1 - r0), 2, &t);
+            else
+                tile_rows(type, two, (int)(r1 - r0), 1, &t);
+        }
+        blk += B;
+    }
+}
+
+FORCED void matmul(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
+                   const struct cpu_act *x, int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    if (m == 1)
+        row_one(type, two, w, blk0, blk1, x, row0, y);
+    else
+        rows_many(type, two, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+static void matmul_q4_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    matmul(CPU_W_Q4, false, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+static void matmul_q4_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                 int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    matmul(CPU_W_Q4, true, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+static void matmul_q8_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    matmul(CPU_W_Q8, false, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+static void matmul_q8_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                 int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    matmul(CPU_W_Q8, true, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+void avx512_fill_matmul(struct cpu_kernels *t)
+{
+    t->matmul_q4_q8 = matmul_q4_q8_avx512;
+    t->matmul_q4_q16 = matmul_q4_q16_avx512;
+    t->matmul_q8_q8 = matmul_q8_q8_avx512;
+    t->matmul_q8_q16 = matmul_q8_q16_avx512;
+}

@@ -1,0 +1,156 @@
+/* matmul_f32.c (avx512): float inputs: one fma chain over k per output. Rows go in tiles of 8, one row takes eight blocks
+ * at once: eight chains either way. Affine weights are expanded to float once per (block, group) and 32 rows. */
+#include "ops/cpu/avx512/avx512_int.h"
+
+#define TILE_ROWS 32
+#define GROUP_MAX 128
+
+FORCED const float *act_row(const struct cpu_act *x, int64_t row)
+{
+    return (const float *)(x->data + (size_t)row * x->row_bytes);
+}
+
+FORCED __m512 elements_load(enum dtype dt, const uint8_t *p)
+{
+    if (dt == DT_F32) return _mm512_loadu_ps((const float *)p);
+    if (dt == DT_F16) return half_load(p);
+    return bf16_low(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)));
+}
+
+FORCED size_t elements_bytes(enum dtype dt)
+{
+    return dt == DT_F32 ? 64 : 32;
+}
+
+/* acc[R][16] += over n elements of k: w at p (dt), x rows ld apart. */
+FORCED void rows_float(int R, enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, float *acc)
+{
+    __m512 a[8];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) a[r] = _mm512_loadu_ps(acc + 16 * r);
+    for (int64_t k = 0; k < n; k++, p += elements_bytes(dt)) {
+        __m512 v = elements_load(dt, p);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) a[r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[(size_t)r * ld + (size_t)k]), a[r]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) _mm512_storeu_ps(acc + 16 * r, a[r]);
+}
+
+FORCED void tile_float(enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, int64_t m, float *acc)
+{
+    for (; m >= 8; m -= 8, x += 8 * ld, acc += 128) rows_float(8, dt, p, n, x, ld, acc);
+    if (m >= 4) {
+        rows_float(4, dt, p, n, x, ld, acc);
+        m -= 4, x += 4 * ld, acc += 64;
+    }
+    if (m >= 2) {
+        rows_float(2, dt, p, n, x, ld, acc);
+        m -= 2, x += 2 * ld, acc += 32;
+    }
+    if (m >= 1) rows_float(1, dt, p, n, x, ld, acc);
+}
+
+static void tile_any(enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, int64_t m, float *acc)
+{
+    if (dt == DT_F32)
+        tile_float(DT_F32, p, n, x, ld, m, acc);
+    else if (dt == DT_F16)
+        tile_float(DT_F16, p, n, x, ld, m, acc);
+    else
+        tile_float(DT_BF16, p, n, x, ld, m, acc);
+}
+
+static void tile_store(const float *acc, int64_t m, float *y, int64_t ld_y, int64_t n_out)
+{
+    for (int64_t i = 0; i < m; i++) store16(y + i * ld_y, n_out, _mm512_loadu_ps(acc + 16 * i));
+}
+
+FORCED void eight_blocks(enum dtype dt, const struct cpu_weight *w, int64_t blk, const float *x, float *y)
+{
+    const uint8_t *p = w->data + (size_t)blk * w->block_bytes;
+    __m512 a[8];
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) a[j] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < w->k; k++, p += elements_bytes(dt)) {
+        __m512 q = _mm512_set1_ps(x[k]);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            const uint8_t *pj = p + (size_t)j * w->block_bytes;
+            _mm_prefetch((const char *)pj + 2048, _MM_HINT_T0);
+            a[j] = _mm512_fmadd_ps(elements_load(dt, pj), q, a[j]);
+        }
+    }
+    for (int j = 0; j < 8; j++) store16(y + 16 * j, w->n - 16 * (blk + j), a[j]);
+}
+
+static void row_float_eight(const struct cpu_weight *w, int64_t blk, const float *x, float *y)
+{
+    if (w->dt == DT_F32)
+        eight_blocks(DT_F32, w, blk, x, y);
+    else if (w->dt == DT_F16)
+        eight_blocks(DT_F16, w, blk, x, y);
+    else
+        eight_blocks(DT_BF16, w, blk, x, y);
+}
+
+static void matmul_f_f32_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    int64_t blk = blk0;
+    for (; m == 1 && blk + 8 <= blk1; blk += 8) row_float_eight(w, blk, act_row(x, row0), y + 16 * (blk - blk0));
+    for (; blk < blk1; blk++)
+        for (int64_t r0 = 0; r0 < m; r0 += TILE_ROWS) {
+            _Alignas(64) float acc[TILE_ROWS * 16] = { 0 };
+            int64_t mt = m - r0 < TILE_ROWS ? m - r0 : TILE_ROWS;
+            tile_any(w->dt, w->data + (size_t)blk * w->block_bytes, w->k, act_row(x, row0 + r0), x->row_bytes / 4, mt,
+                     acc);
+            tile_store(acc, mt, y + r0 * ld_y + 16 * (blk - blk0), ld_y, w->n - 16 * blk);
+        }
+}
+
+/* --- affine weights --- */
+
+/* w = fma(code, s, b) of one group as [g][16] floats. */
+static void expand_group(const struct cpu_weight *w, const uint8_t *p, float *out)
+{
+    size_t cb = (size_t)w->g * (w->type == CPU_W_Q4 ? 8 : 16);
+    __m512 s, b;
+    scales_load(w->dt, p + cb, &s, &b);
+    for (int k = 0; k < w->g; k++) {
+        __m512i c;
+        if (w->type == CPU_W_Q4) {
+            c = _mm512_srl_epi32(load_i(p + 64 * (k / 8)), _mm_cvtsi32_si128(4 * (k & 7)));
+            c = _mm512_and_si512(c, _mm512_set1_epi32(15));
+        } else {
+            int vec = 2 * (k / 8) + (k & 1), byte = (k & 7) / 2;
+            c = _mm512_srl_epi32(load_i(p + 64 * vec), _mm_cvtsi32_si128(8 * byte));
+            c = _mm512_and_si512(c, _mm512_set1_epi32(255));
+        }
+        _mm512_storeu_ps(out + 16 * k, _mm512_fmadd_ps(_mm512_cvtepi32_ps(c), s, b));
+    }
+}
+
+static void matmul_affine_f32_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                     int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    size_t gb = w->block_bytes / (size_t)(w->k / w->g);
+    for (int64_t blk = blk0; blk < blk1; blk++)
+        for (int64_t r0 = 0; r0 < m; r0 += TILE_ROWS) {
+            _Alignas(64) float acc[TILE_ROWS * 16] = { 0 };
+            _Alignas(64) float wf[GROUP_MAX * 16];
+            int64_t mt = m - r0 < TILE_ROWS ? m - r0 : TILE_ROWS;
+            const uint8_t *p = w->data + (size_t)blk * w->block_bytes;
+            for (int64_t k = 0; k < w->k; k += w->g, p += gb) {
+                expand_group(w, p, wf);
+                tile_float(DT_F32, (const uint8_t *)wf, w->g, act_row(x, row0 + r0) + k, x->row_bytes / 4, mt, acc);
+            }
+            tile_store(acc, mt, y + r0 * ld_y + 16 * (blk - blk0), ld_y, w->n - 16 * blk);
+        }
+}
+
+void avx512_fill_matmul_f32(struct cpu_kernels *t)
+{
+    t->matmul_q4_f32 = t->matmul_q8_f32 = matmul_affine_f32_avx512;
+    t->matmul_f_f32 = matmul_f_f32_avx512;
+}
