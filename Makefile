@@ -109,5 +109,5 @@ $(BUILD)/fuzz/fuzz_%: tests/fuzz/fuzz_%.c $(BUILD)/libmlxbun.a
 	@mkdir -p $(@D)
 	$(CC) $(std) $(CFLAGS) -fsanitize=fuzzer $(PKG_CFLAGS) -Itests $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 
--include $(OBJS:.o=.d) $(TEST_BINS:=.d)
+-include $(LIB_OBJS:.o=.d) $(CLI_OBJS:.o=.d) $(TEST_BINS:=.d)
 include $(wildcard tools/*.mk)

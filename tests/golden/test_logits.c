@@ -1,0 +1,239 @@
+/* test_logits.c: the families of this version against the oracle: tests/golden/logits (mlx-lm in float32, and a float64
+ * forward where the bound is tighter than the oracle's own rounding). Also the rope scalings by config (B-112).
+ *   f32 tier: within 1e-5 of max |logit| of the float64 forward at every stored position
+ *   l1: mean KL to the float64 forward <= 1e-4 with the default KV, <= 1e-6 with float32 KV; l2 <= 5e-2 (tiny models have
+ *       few weights to average over)
+ *   64 greedy tokens, teacher-forced, equal where the oracle's gap exceeds 0.01
+ */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/filemap.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "engine/direct.h"
+#include "levels.h"
+
+#define GOLDEN "tests/golden/logits"
+
+struct golden {
+    json_t *root;
+    char dir[512];        /* checkpoint, or a temporary copy with another config.json */
+    bool temporary;
+    int32_t *prompt, n_prompt, n_vocab, *positions, n_positions;
+    struct buf ref64;
+};
+
+static json_t *must_get(const json_t *o, const char *key)
+{
+    json_t *v = json_object_get(o, key);
+    if (!v) fail_msg("golden lacks %s", key);
+    return v;
+}
+
+static int32_t *int_list(const json_t *v, int32_t *n)
+{
+    *n = (int32_t)json_array_size(v);
+    int32_t *out = calloc((size_t)*n, sizeof *out);
+    for (int32_t i = 0; i < *n; i++) out[i] = (int32_t)json_integer_value(json_array_get(v, (size_t)i));
+    return out;
+}
+
+/* A folder of links to the checkpoint's files with config.json replaced. */
+static void make_variant(struct golden *g, const char *checkpoint, json_t *overrides)
+{
+    char path[1024], target[1024], cwd[512];
+    mb_error err;
+    json_t *config = NULL;
+    struct buf b;
+    assert_non_null(getcwd(cwd, sizeof cwd));
+    snprintf(g->dir, sizeof g->dir, "%s/mlxbun-variant-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    assert_non_null(mkdtemp(g->dir));
+    g->temporary = true;
+    snprintf(path, sizeof path, "%s/config.json", checkpoint);
+    assert_int_equal(json_read_file(&config, path, 1 << 20, &err), MB_OK);
+    json_object_update(config, overrides);
+    buf_init(&b, 0);
+    json_write(&b, config, NULL);
+    snprintf(path, sizeof path, "%s/config.json", g->dir);
+    assert_int_equal(file_write_atomic(path, b.data, b.len, &err), MB_OK);
+    buf_free(&b);
+    json_decref(config);
+    snprintf(target, sizeof target, "%s/%s/model.safetensors", cwd, checkpoint);
+    snprintf(path, sizeof path, "%s/model.safetensors", g->dir);
+    assert_int_equal(symlink(target, path), 0);
+}
+
+static void golden_open(struct golden *g, const char *label)
+{
+    char path[512];
+    mb_error err;
+    memset(g, 0, sizeof *g);
+    snprintf(path, sizeof path, GOLDEN "/%s.json", label);
+    if (json_read_file(&g->root, path, 1 << 24, &err) != MB_OK) fail_msg("%s", err.text);
+    const char *checkpoint = json_string_value(must_get(g->root, "checkpoint"));
+    json_t *overrides = json_object_get(g->root, "config_overrides");
+    if (overrides) make_variant(g, checkpoint, overrides);
+    else snprintf(g->dir, sizeof g->dir, "%s", checkpoint);
+    g->prompt = int_list(must_get(g->root, "prompt"), &g->n_prompt);
+    g->positions = int_list(must_get(g->root, "logits_positions"), &g->n_positions);
+    g->n_vocab = (int32_t)json_integer_value(must_get(g->root, "n_vocab"));
+    snprintf(path, sizeof path, GOLDEN "/%s", json_string_value(must_get(g->root, "ref64_file")));
+    buf_init(&g->ref64, 0);
+    if (file_read(&g->ref64, path, 1 << 24, &err) != MB_OK) fail_msg("%s", err.text);
+    assert_int_equal(g->ref64.len, (size_t)g->n_positions * (size_t)g->n_vocab * 4);
+}
+
+static void golden_close(struct golden *g)
+{
+    char path[1024];
+    if (g->temporary) {
+        snprintf(path, sizeof path, "%s/config.json", g->dir);
+        unlink(path);
+        snprintf(path, sizeof path, "%s/model.safetensors", g->dir);
+        unlink(path);
+        rmdir(g->dir);
+    }
+    free(g->prompt);
+    free(g->positions);
+    buf_free(&g->ref64);
+    json_decref(g->root);
+}
+
+struct run {
+    struct device *dev;
+    struct model *model;
+    struct direct *d;
+    float *logits;   /* [n][n_vocab] */
+    struct draw *draws;
+};
+
+static void run_open(struct run *r, const char *dir, const char *level, enum fidelity_tier tier, int kv, int32_t n)
+{
+    mb_error err = { 0 };
+    struct device_options dopt = { .n_threads = 2, .cpu_level = level, .n_ranks = 1 };
+    memset(r, 0, sizeof *r);
+    if (ops_cpu.device_open(&r->dev, &dopt, &err) != MB_OK) fail_msg("%s", err.text);
+    struct model_options mopt = { .ops = &ops_cpu, .device = r->dev, .tier = tier, .kv_format = kv, .n_rows_max = 1 };
+    if (model_open(&r->model, dir, &mopt, &err) != MB_OK) fail_msg("%s", err.text);
+    if (direct_open(&r->d, r->model, n, &err) != MB_OK) fail_msg("%s", err.text);
+    r->logits = calloc((size_t)n * (size_t)model_plan_get(r->model)->n_vocab, sizeof(float));
+    r->draws = calloc((size_t)n, sizeof *r->draws);
+}
+
+static void run_close(struct run *r)
+{
+    direct_close(r->d);
+    model_close(r->model);
+    ops_cpu.device_close(r->dev);
+    free(r->logits);
+    free(r->draws);
+}
+
+static double kl(const float *p, const float *q, int32_t n)
+{
+    double mp = -INFINITY, mq = -INFINITY, sp = 0, sq = 0, sum = 0;
+    for (int32_t i = 0; i < n; i++) { mp = fmax(mp, p[i]); mq = fmax(mq, q[i]); }
+    for (int32_t i = 0; i < n; i++) { sp += exp(p[i] - mp); sq += exp(q[i] - mq); }
+    for (int32_t i = 0; i < n; i++)
+        sum += exp(p[i] - mp) / sp * ((p[i] - mp - log(sp)) - (q[i] - mq - log(sq)));
+    return sum;
+}
+
+/* Largest difference as a share of max |logit|, and mean KL, over the stored positions. */
+static void compare(const struct golden *g, const struct run *r, double *share, double *mean_kl)
+{
+    double worst = 0, largest = 0, sum = 0;
+    const float *want = (const float *)(const void *)g->ref64.data;
+    for (int32_t p = 0; p < g->n_positions; p++) {
+        const float *got = r->logits + (int64_t)g->positions[p] * g->n_vocab;
+        for (int32_t i = 0; i < g->n_vocab; i++) {
+            worst = fmax(worst, fabs((double)got[i] - want[(int64_t)p * g->n_vocab + i]));
+            largest = fmax(largest, fabs(want[(int64_t)p * g->n_vocab + i]));
+        }
+        sum += kl(want + (int64_t)p * g->n_vocab, got, g->n_vocab);
+    }
+    *share = worst / largest;
+    *mean_kl = sum / g->n_positions;
+}
+
+/* 64 teacher-forced tokens: our argmax is the oracle's wherever its gap exceeds 0.01. */
+static void check_greedy(const struct golden *g, struct run *r)
+{
+    mb_error err;
+    json_t *greedy = must_get(g->root, "greedy");
+    int32_t argmax = r->draws[g->n_prompt - 1].argmax, n_checked = 0;
+    for (size_t t = 0; t < json_array_size(greedy); t++) {
+        const json_t *step = json_array_get(greedy, t);
+        int32_t want = (int32_t)json_integer_value(must_get(step, "id"));
+        if (json_number_value(must_get(step, "gap")) > 0.01) {
+            assert_int_equal(argmax, want);
+            n_checked++;
+        }
+        struct draw d;
+        assert_int_equal(direct_run(r->d, &want, 1, NULL, NULL, &d, &err), MB_OK);
+        argmax = d.argmax;
+    }
+    assert_true(n_checked > 32);
+}
+
+static void check_label(const char *label)
+{
+    static const struct { enum fidelity_tier tier; int kv; double share, kl; bool greedy; } cases[] = {
+        { TIER_F32, KV_F32, 1e-5, 1e-9, true },
+        { TIER_L1, KV_F32, 1, 1e-6, true },
+        { TIER_L1, -1, 1, 1e-4, true },
+        { TIER_L2, -1, 1, 5e-2, false },
+    };
+    struct golden g;
+    golden_open(&g, label);
+    for (const char **level = levels_of_machine(); *level; level++)
+        for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+            struct run r;
+            mb_error err = { 0 };
+            double share, mean_kl;
+            run_open(&r, g.dir, *level, cases[c].tier, cases[c].kv, g.n_prompt + 64);
+            if (direct_run(r.d, g.prompt, g.n_prompt, NULL, r.logits, r.draws, &err) != MB_OK) fail_msg("%s", err.text);
+            compare(&g, &r, &share, &mean_kl);
+            print_message("%-22s %-8s tier %d kv %2d: %.2g of max |logit|, mean KL %.2g\n", label, *level, (int)cases[c].tier,
+                          cases[c].kv, share, mean_kl);
+            assert_true(share <= cases[c].share);
+            assert_true(mean_kl <= cases[c].kl);
+            if (cases[c].greedy) check_greedy(&g, &r);
+            run_close(&r);
+        }
+    golden_close(&g);
+}
+
+static void test_llama(void **state) { check_label("llama"); }
+static void test_llama_bf16(void **state) { check_label("llama-bf16"); }
+static void test_qwen2(void **state) { check_label("qwen2"); }
+static void test_qwen3(void **state) { check_label("qwen3"); }
+static void test_gemma3(void **state) { check_label("gemma3"); }
+
+/* B-112: rope scaling as the config says, not half of it. */
+static void test_b112_rope_scalings(void **state)
+{
+    check_label("llama-default");
+    check_label("llama-linear");
+    check_label("llama-linear-type-key");
+    check_label("llama-yarn");
+    check_label("llama-yarn-mscale");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama),  cmocka_unit_test(test_llama_bf16), cmocka_unit_test(test_qwen2),
+        cmocka_unit_test(test_qwen3),  cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_b112_rope_scalings),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,147 @@
+/* test_bits.c: the same bits on every path below the scheduler, and the same bits as everywhere else (bits.json).
+ *
+ * For each tiny checkpoint and tier: digests of all logits of a 200-token text, computed with every CPU level of this
+ * machine, chunks of 1, 7, 64 and all, 1 and 3 threads, shuffled pages. All digests of one (checkpoint, tier, KV) must be
+ * equal, and equal to tests/invariance/bits.json, which every machine, level and compiler must reproduce. A change of a
+ * digest is a new numerics version (docs/numerics.md). `MLX_BUN_BITS_WRITE=1 make one T=invariance/test_bits` writes it.
+ */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/filemap.h"
+#include "base/json.h"
+#include "engine/direct.h"
+#include "levels.h"
+
+#define BITS "tests/invariance/bits.json"
+#define N_TOKENS 200
+
+static json_t *golden; /* {"numerics_version": 1, "rows": {"llama l1 kv off": "0123456789abcdef", ...}} */
+
+static const struct { const char *name; enum fidelity_tier tier; int kv; } forms[] = {
+    { "l1 kv off", TIER_L1, -1 }, { "l1 kv bf16", TIER_L1, KV_BF16 }, { "l2 kv off", TIER_L2, -1 },
+    { "f32 kv f32", TIER_F32, KV_F32 },
+};
+
+/* One way through the model. */
+struct path {
+    const char *level;
+    int n_threads;
+    int32_t chunk, page_stride;
+};
+
+static uint64_t digest_of(const char *dir, enum fidelity_tier tier, int kv, const struct path *p)
+{
+    struct device *dev;
+    struct model *model;
+    struct direct *d;
+    mb_error err = { 0 };
+    struct device_options dopt = { .n_threads = p->n_threads, .cpu_level = p->level, .n_ranks = 1 };
+    if (ops_cpu.device_open(&dev, &dopt, &err) != MB_OK) fail_msg("%s", err.text);
+    struct model_options mopt = { .ops = &ops_cpu, .device = dev, .tier = tier, .kv_format = kv, .n_rows_max = 1 };
+    if (model_open(&model, dir, &mopt, &err) != MB_OK) fail_msg("%s", err.text);
+    if (direct_open(&d, model, N_TOKENS, &err) != MB_OK) fail_msg("%s", err.text);
+    direct_reset(d, p->page_stride);
+    int32_t n_vocab = model_plan_get(model)->n_vocab, ids[N_TOKENS];
+    float *logits = calloc((size_t)N_TOKENS * (size_t)n_vocab, sizeof *logits);
+    struct draw *draws = calloc(N_TOKENS, sizeof *draws);
+    for (int32_t i = 0; i < N_TOKENS; i++) ids[i] = (i * 37 + 11) % n_vocab;
+    for (int32_t i = 0; i < N_TOKENS; i += p->chunk) {
+        int32_t n = N_TOKENS - i < p->chunk ? N_TOKENS - i : p->chunk;
+        if (direct_run(d, ids + i, n, NULL, logits + (int64_t)i * n_vocab, draws + i, &err) != MB_OK) fail_msg("%s", err.text);
+    }
+    XXH64_hash_t h = XXH64(logits, (size_t)N_TOKENS * (size_t)n_vocab * sizeof *logits, 0);
+    for (int32_t i = 0; i < N_TOKENS; i++) {
+        struct { int32_t id; float logprob; } v = { draws[i].id, draws[i].logprob };
+        h = XXH64(&v, sizeof v, h);
+    }
+    free(logits);
+    free(draws);
+    direct_close(d);
+    model_close(model);
+    ops_cpu.device_close(dev);
+    return h;
+}
+
+/* Every path of one (checkpoint, form) gives one digest. */
+static void check_form(const char *family, size_t i_form)
+{
+    char dir[128], key[64], text[24];
+    snprintf(dir, sizeof dir, "tests/golden/tiny/%s", family);
+    snprintf(key, sizeof key, "%s %s", family, forms[i_form].name);
+    struct path alone = { "portable", 1, N_TOKENS, 1 };
+    uint64_t want = digest_of(dir, forms[i_form].tier, forms[i_form].kv, &alone);
+    for (const char **level = levels_of_machine(); *level; level++) {
+        const struct path paths[] = {
+            { *level, 1, N_TOKENS, 1 }, { *level, 3, N_TOKENS, 1 }, { *level, 1, 1, 1 },
+            { *level, 3, 7, 3 },        { *level, 2, 64, 2 },
+        };
+        for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+            uint64_t got = digest_of(dir, forms[i_form].tier, forms[i_form].kv, &paths[i]);
+            if (got != want)
+                fail_msg("%s: %s, %d threads, chunk %d, page stride %d gives %016llx, alone on portable %016llx", key, *level,
+                         paths[i].n_threads, paths[i].chunk, paths[i].page_stride, (unsigned long long)got,
+                         (unsigned long long)want);
+        }
+    }
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)want);
+    json_t *rows = json_object_get(golden, "rows");
+    if (getenv("MLX_BUN_BITS_WRITE")) {
+        json_object_set_new(rows, key, json_string(text));
+        return;
+    }
+    const char *stored = json_string_value(json_object_get(rows, key));
+    if (!stored) fail_msg("%s is not in " BITS, key);
+    assert_string_equal(text, stored);
+}
+
+static void check_family(const char *family)
+{
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) check_form(family, i);
+}
+
+static void test_llama_bits(void **state) { check_family("llama"); }
+static void test_llama_bf16_bits(void **state) { check_family("llama-bf16"); }
+static void test_qwen2_bits(void **state) { check_family("qwen2"); }
+static void test_qwen3_bits(void **state) { check_family("qwen3"); }
+static void test_gemma3_window_bits(void **state) { check_family("gemma3"); }
+
+static int load(void **state)
+{
+    mb_error err;
+    if (json_read_file(&golden, BITS, 1 << 20, &err) != MB_OK)
+        golden = json_pack("{s:i, s:{}}", "numerics_version", 1, "rows");
+    return golden ? 0 : -1;
+}
+
+static int store(void **state)
+{
+    struct buf b;
+    mb_error err;
+    buf_init(&b, 0);
+    if (getenv("MLX_BUN_BITS_WRITE")) {
+        struct json_write_opts opts = { .indent = 1, .sort_keys = true, .python_spaces = true };
+        json_write(&b, golden, &opts);
+        buf_append_char(&b, '\n');
+        if (file_write_atomic(BITS, b.data, b.len, &err) != MB_OK) fail_msg("%s", err.text);
+    }
+    buf_free(&b);
+    json_decref(golden);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_llama_bits), cmocka_unit_test(test_llama_bf16_bits), cmocka_unit_test(test_qwen2_bits),
+        cmocka_unit_test(test_qwen3_bits), cmocka_unit_test(test_gemma3_window_bits),
+    };
+    return cmocka_run_group_tests(tests, load, store);
+}
