@@ -36,7 +36,7 @@ struct stepper {
 };
 
 struct model;
-/* Wrap a model (owned from now on: closed by stepper.close). */
+/* Wrap a model: it and its device are owned from now on and closed by stepper.close. On failure nothing is taken. */
 mb_status stepper_from_model(struct stepper *out, struct model *m, mb_error *err);
 
 #endif
