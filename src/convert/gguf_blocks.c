@@ -189,6 +189,10 @@ void import_pack(const uint8_t code[IMPORT_GROUP], int bits, uint8_t *out)
 {
     uint32_t pending = 0;
     int n_pending = 0;
+    if (bits == 8) {
+        memcpy(out, code, IMPORT_GROUP);
+        return;
+    }
     for (int i = 0; i < IMPORT_GROUP; i++) {
         pending |= (uint32_t)code[i] << n_pending;
         for (n_pending += bits; n_pending >= 8; n_pending -= 8, pending >>= 8) *out++ = (uint8_t)pending;
