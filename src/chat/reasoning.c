@@ -193,7 +193,8 @@ static bool is_held(struct reasoning *r, const char **whole)
         if (t->close[r->n_held] == '\0') *whole = t->close;
         return true;
     }
-    if ((r->inside ? !r->from_prompt : in_code(r)) || !begins(t->open, r->held, r->n_held)) return false;
+    if (!begins(t->open, r->held, r->n_held)) return false;
+    if (r->inside ? !r->from_prompt : in_code(r)) return false;
     if (t->open[r->n_held] == '\0') *whole = t->open;
     return true;
 }

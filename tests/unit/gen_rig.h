@@ -54,7 +54,7 @@ static inline void rig_init(struct gen_rig *r, const char *const *pieces)
     for (int i = 0; pieces && pieces[i]; i++) r->n_script += rig_encode(pieces[i], r->script + r->n_script, 4096 - r->n_script);
     int32_t end;
     rig_encode("<|im_end|>", &end, 1);
-    r->so = (struct scripted_options){ .n_vocab = 319, .n_context = 100000, .m_max = 2048, .n_rows_max = 16, .end_id = end };
+    r->so = (struct scripted_options){ .n_vocab = 512, .n_context = 100000, .m_max = 2048, .n_rows_max = 16, .end_id = end };
     r->eo = (struct engine_options){ .batch = 8, .queue_max = 64, .prefill_chunk = 2048, .prefill_share = 3, .client_timeout_ms = 60000 };
     r->go = (struct gen_engine_options){ .model_dir = RIG_DIR, .max_tokens = -1 };
     r->info = (struct gen_model_info){ .kv_mode = "bf16", .device = "scripted", .tier = "l1", .batch = 8, .n_layer_full = 1 };

@@ -210,9 +210,17 @@ static void test_b034_end_ids(void **state)
     struct gen_request q = rig_chat(HI);
     check_run((const char *[]){ "one", "<|endoftext|>", " two", NULL }, q, "", "one", GEN_FINISH_STOP);
     check_run((const char *[]){ "one", "<|im_end|>", " two", NULL }, q, "", "one", GEN_FINISH_STOP);
-    q.ignore_eos = true;
-    q.max_tokens = 3;
-    check_run((const char *[]){ "one", "<|im_end|>", " two", NULL }, q, "", "one two", GEN_FINISH_LENGTH);
+    struct gen_rig r;
+    struct rig_answer a;
+    rig_init(&r, (const char *[]){ "one", "<|im_end|>", " two", NULL });
+    rig_start(&r);
+    q.ignore_eos = true; /* end ids are not drawn at all */
+    q.max_tokens = 8;
+    rig_run(&r, &q, &a);
+    assert_int_equal(a.finish, GEN_FINISH_LENGTH);
+    assert_int_equal(a.n_completion, 8);
+    rig_answer_free(&a);
+    rig_stop(&r);
 }
 
 static void check_error(struct gen_request q, mb_status status, const char *part)
@@ -240,7 +248,7 @@ static void test_errors_of_preparation(void **state)
     check_error(rig_chat("[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\","
                          "\"arguments\":\"[1]\"}}]}]"), MB_INVALID, "messages[1].tool_calls[0]");
     struct gen_request q = rig_chat(HI);
-    struct logit_bias bias = { 319, 1 };
+    struct logit_bias bias = { 512, 1 };
     q.bias.p = &bias;
     q.bias.n = 1;
     check_error(q, MB_INVALID, "logit_bias"); /* B-026 */

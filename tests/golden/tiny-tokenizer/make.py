@@ -11,7 +11,7 @@ vocab = {c: i for i, c in enumerate(alphabet)}
 merges = []
 for word in ["the", "END", "one", "two", "hello", "world", "\u0120the", "\u0120O", "\u0120one", "\u0120two", "F\u0120it",
              "\u0120hello", "\u0120world", "user", "assistant", "system", "think"]:
-    parts = list(word)
+    parts = ["\u0120", word[1:]] if word[0] == "\u0120" and word[1:] in vocab else list(word)
     while len(parts) > 1:
         pair = (parts[0], parts[1])
         joined = "".join(pair)
