@@ -222,7 +222,8 @@ static inline void job_init(struct rig_job *j, struct rig *r, int32_t n, int32_t
     j->ids = malloc((size_t)n * sizeof *j->ids);
     for (int32_t i = 0; i < n; i++) {
         uint32_t x = (uint32_t)i * 2654435761u + (i < n_common ? 0 : seed * 40503u + 12345u);
-        j->ids[i] = (int32_t)((x ^ x >> 15) % 900);
+        x = (x ^ x >> 15) * 2246822519u;
+        j->ids[i] = (int32_t)((x ^ x >> 13) % 900);
     }
     j->job = (struct engine_job){ .ids = j->ids, .n_ids = n, .n_choices = 1, .max_tokens = 20,
                                   .params = { .temperature = 1, .noise = { .seed = 7 } },
