@@ -1,6 +1,6 @@
 """Goldens of SmolLM2-135M-Instruct: tests/golden/smollm2-greedy/, fidelity/, tokenizer-smollm2/.
 
-    python tests/oracle/make_smollm2.py GGUF DIR [greedy|fidelity|tokenizer ...]
+    python tests/oracle/make_smollm2.py GGUF DIR [greedy|fidelity|tokenizer|check-mlx ...]
 
 DIR is where tests/oracle/smollm2.py put (or is to put) its own conversion of the GGUF.
 """
@@ -25,10 +25,27 @@ def head(what):
 
 
 def load(dir_):
-    """mlx-lm's model with the weights dequantised to float32 (13 bits of product, exact but for the last sum)."""
-    from mlx_lm.utils import dequantize_model
-    model, _ = load_mlx_f32(dir_)
-    return dequantize_model(model)
+    """transformers' float32 model over the dequantised weights. mlx-lm computes the same (check_mlx) but its CPU
+    matmul takes minutes for 512 tokens of a 135M model; transformers takes seconds."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.set_num_threads(1)
+    ref = Ref64(dir_)
+    config = LlamaConfig(**{k: v for k, v in ref.c.items() if not k.startswith("quantization")},
+                         attn_implementation="eager")
+    model = LlamaForCausalLM(config).to(torch.float32).eval()
+    names = [k for k, _ in model.named_parameters() if k != "lm_head.weight"]
+    state = {k: torch.from_numpy(ref.weight(k[:-len(".weight")]).astype(np.float32)) for k in names}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert set(missing) <= {"lm_head.weight"} and not unexpected
+    model.tie_weights()
+    return model, ref
+
+
+def hf_logits(model, ids):
+    import torch
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 
 def hf_tokenizer(dir_):
@@ -37,21 +54,21 @@ def hf_tokenizer(dir_):
 
 
 def greedy_steps(model, ids):
-    import mlx.core as mx
-    from mlx_lm.models.cache import make_prompt_cache
-    cache = make_prompt_cache(model)
-    x, out = mx.array([ids]), []
-    for _ in range(N_GREEDY):
-        lg = np.array(model(x, cache=cache)[0, -1])
-        a, b = (int(i) for i in top_n(lg, 2))
-        out.append([a, round(float(log_softmax(lg)[a]), 5), b, round(float(lg[a] - lg[b]), 5)])
-        x = mx.array([[a]])
+    import torch
+    x, past, out = torch.tensor([ids]), None, []
+    with torch.no_grad():
+        for _ in range(N_GREEDY):
+            got = model(x, past_key_values=past, use_cache=True)
+            past, lg = got.past_key_values, got.logits[0, -1].numpy()
+            a, b = (int(i) for i in top_n(lg, 2))
+            out.append([a, round(float(log_softmax(lg)[a]), 5), b, round(float(lg[a] - lg[b]), 5)])
+            x = torch.tensor([[a]])
     return out
 
 
 def make_greedy(dir_):
     from tokenizers import Tokenizer
-    model, ref = load(dir_), Ref64(dir_)
+    model, ref = load(dir_)
     tok, chat = Tokenizer.from_file(f"{dir_}/tokenizer.json"), hf_tokenizer(dir_)
     rows, worst, flips = [], 0.0, []
     for name, kind, form, text in prompts():
@@ -74,7 +91,7 @@ def make_greedy(dir_):
         print(name, len(ids), repr(tok.decode([s[0] for s in steps], skip_special_tokens=False))[:90], flush=True)
     write_json(GOLDEN / "smollm2-greedy" / "smollm2-greedy.json", {
         **head("greedy tokens of SmolLM2-135M-Instruct"),
-        "oracle": versions("mlx", "mlx-lm", "transformers", "tokenizers", "numpy"),
+        "oracle": versions("transformers", "torch", "tokenizers", "numpy"),
         "n_prompts": len(rows), "n_steps": N_GREEDY,
         "max_gap_error_f32_f64": float(f"{worst:.2e}"), "argmax_differs_from_f64": flips,
         "prompts": rows})
@@ -83,13 +100,13 @@ def make_greedy(dir_):
 def make_fidelity(dir_):
     from tokenizers import Tokenizer
     tok = Tokenizer.from_file(f"{dir_}/tokenizer.json")
-    model, ref = load(dir_), Ref64(dir_)
+    model, ref = load(dir_)
     seqs, flips, kls = [], 0, []
     for name in TEXT_NAMES:
         ids = tok.encode(read_text(name), add_special_tokens=False).ids
         assert len(ids) >= 512, (name, len(ids))
         ids = ids[:512]
-        lg, lg64 = mlx_logits(model, ids), ref.logits(ids)
+        lg, lg64 = hf_logits(model, ids), ref.logits(ids)
         lp, lp64 = log_softmax(lg), log_softmax(lg64)
         kls.append((np.exp(lp64) * (lp64 - lp)).sum(-1).mean())
         top, top64 = top_n(lg, 1)[:, 0], top_n(lg64, 2)
@@ -104,9 +121,28 @@ def make_fidelity(dir_):
         print(name, "ppl", np.exp(nll.mean()), "KL", kls[-1], flush=True)
     write_json(GOLDEN / "fidelity" / "smollm2.json", {
         **head("4,096 positions of English, code, German, Japanese"),
-        "oracle": versions("mlx", "mlx-lm", "tokenizers", "numpy"),
+        "oracle": versions("transformers", "torch", "tokenizers", "numpy"),
         "n_seq": 8, "n_tokens": 512, "mean_kl_f64_f32": float(f"{np.mean(kls):.2e}"),
         "top1_differs_from_f64": flips, "sequences": seqs})
+
+
+def check_mlx(dir_):
+    """mlx-lm on float32 scales over the stored prompts shorter than 130 tokens and their greedy tokens: the same
+    argmax, and log-probabilities within 1e-3. Slow (a few minutes)."""
+    golden = json.loads((GOLDEN / "smollm2-greedy" / "smollm2-greedy.json").read_text())
+    model, _ = load_mlx_f32(dir_)
+    n, worst = 0, 0.0
+    for p in golden["prompts"]:
+        if len(p["ids"]) > 130:
+            continue
+        lg = mlx_logits(model, p["ids"] + [s[0] for s in p["steps"][:-1]])[len(p["ids"]) - 1:]
+        lp = log_softmax(lg)
+        for t, (a, logprob, b, gap) in enumerate(p["steps"]):
+            n, worst = n + 1, max(worst, abs(lp[t, a] - logprob))
+            assert int(lg[t].argmax()) == a or gap < 1e-3, (p["name"], t)
+        print(p["name"], "ok", f"{worst:.1e}", flush=True)
+    assert worst < 1e-3
+    print(n, "tokens agree with mlx-lm; log-probabilities within", f"{worst:.1e}")
 
 
 TOKENIZER_TEXTS = [
@@ -159,4 +195,5 @@ if __name__ == "__main__":
     if not (Path(dir_) / "config.json").exists():
         smollm2.write(gguf_path, dir_)
     for what in sys.argv[3:] or ["tokenizer", "fidelity", "greedy"]:
-        {"greedy": make_greedy, "fidelity": make_fidelity, "tokenizer": make_tokenizer}[what](dir_)
+        {"greedy": make_greedy, "fidelity": make_fidelity, "tokenizer": make_tokenizer,
+         "check-mlx": check_mlx}[what](dir_)
