@@ -72,27 +72,37 @@ $(BUILD)/obj/ops/cpu/avx512/%.o: level = -O3 -mavx2 -mfma -mf16c -mavx512f -mavx
 $(BUILD)/obj/ops/cpu/amx/%.o: level = -O3 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
 $(BUILD)/obj/ops/cpu/portable/%.o: level = -O3
 
+# One short line a file; `make V=1` shows the commands.
+Q := $(if $(V),,@)
+say = $(if $(V),,@echo "  $(1) $(subst $(BUILD)/,,$@)")
+
 $(BUILD)/obj/%.o: src/%.c
 	@mkdir -p $(@D)
-	$(CC) $(std) $(CFLAGS) $(level) $(PKG_CFLAGS) -c $< -o $@
+	$(call say,CC )
+	$(Q)$(CC) $(std) $(CFLAGS) $(level) $(PKG_CFLAGS) -c $< -o $@
 $(BUILD)/obj/ops/cpu/portable-fma/%.o: src/ops/cpu/portable/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=gnu17 $(CFLAGS) -O3 -mfma -DMB_PORTABLE_FMA=1 -c $< -o $@
+	$(call say,CC )
+	$(Q)$(CC) -std=gnu17 $(CFLAGS) -O3 -mfma -DMB_PORTABLE_FMA=1 -c $< -o $@
 
 $(BUILD)/libmlxbun.a: $(LIB_OBJS)
 	@rm -f $@
-	ar rcs $@ $^
+	$(call say,AR )
+	$(Q)ar rcs $@ $^
 $(BUILD)/libmlxbun.so: $(LIB_OBJS)
-	$(CC) -shared $(LDFLAGS) -Wl,-soname,libmlxbun.so.0 $^ -o $@ $(PKG_LIBS)
+	$(call say,LD )
+	$(Q)$(CC) -shared $(LDFLAGS) -Wl,-soname,libmlxbun.so.0 $^ -o $@ $(PKG_LIBS)
 $(BUILD)/mlx-bun: $(CLI_OBJS) $(BUILD)/libmlxbun.a
-	$(CC) $(LDFLAGS) $^ -o $@ $(PKG_LIBS)
+	$(call say,LD )
+	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(PKG_LIBS)
 
 # --- C tests: each tests/{unit,kernels,golden,invariance}/test_*.c is one cmocka program ---
 C_TESTS  := $(wildcard tests/unit/test_*.c tests/kernels/test_*.c tests/golden/test_*.c tests/invariance/test_*.c)
 TEST_BINS := $(C_TESTS:tests/%.c=$(BUILD)/tests/%)
 $(BUILD)/tests/%: tests/%.c $(BUILD)/libmlxbun.a
 	@mkdir -p $(@D)
-	$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) -Itests $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ -lcmocka $(PKG_LIBS)
+	$(call say,TEST)
+	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) -Itests $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ -lcmocka $(PKG_LIBS)
 
 # make one T=unit/test_json : build and run one C test
 .PHONY: one
@@ -104,10 +114,12 @@ FUZZ_SRCS := $(wildcard tests/fuzz/fuzz_*.c)
 REPLAY_BINS := $(FUZZ_SRCS:tests/fuzz/fuzz_%.c=$(BUILD)/tests/fuzz/replay_%)
 $(BUILD)/tests/fuzz/replay_%: tests/fuzz/fuzz_%.c tests/fuzz/replay_main.c $(BUILD)/libmlxbun.a
 	@mkdir -p $(@D)
-	$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) -Itests $(filter %.c,$^) $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
+	$(call say,FUZZ)
+	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) -Itests $(filter %.c,$^) $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 $(BUILD)/fuzz/fuzz_%: tests/fuzz/fuzz_%.c $(BUILD)/libmlxbun.a
 	@mkdir -p $(@D)
-	$(CC) $(std) $(CFLAGS) -fsanitize=fuzzer $(PKG_CFLAGS) -Itests $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
+	$(call say,FUZZ)
+	$(Q)$(CC) $(std) $(CFLAGS) -fsanitize=fuzzer $(PKG_CFLAGS) -Itests $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 
 -include $(LIB_OBJS:.o=.d) $(CLI_OBJS:.o=.d) $(TEST_BINS:=.d)
 include $(wildcard tools/*.mk)
