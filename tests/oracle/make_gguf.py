@@ -167,7 +167,7 @@ def make(arch, seed, layers, extra):
         pieces = tokens_bpe(w)
     metadata(w, arch, len(layers), len(pieces))
     tensors = {"token_embd.weight": (T.Q8_0, encode(rng, T.Q8_0, (len(pieces), N_EMBD))),
-               "output_norm.weight": (T.F32, encode(rng, T.F32, (N_EMBD,)))}
+               "output_norm.weight": (T.F32, encode(rng, T.F32, (N_EMBD,), 0.3) + np.float32(1))}
     for i, parts in enumerate(layers):
         for part, type_ in parts.items():
             rows = {"attn_q": N_HEAD * HEAD, "attn_k": N_KV * HEAD}.get(part, 2)
