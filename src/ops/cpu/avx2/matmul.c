@@ -16,6 +16,7 @@
 #define TILE_ROWS 16
 #define CHUNK_K 1024   /* many rows: 16 * 1024 * 2 = 32 KB of x16 */
 #define CHUNK_K1 8192  /* one row */
+#define LD_X16 (CHUNK_K + 32) /* rows a power of two apart would share cache sets */
 #define GROUP_MAX 128
 #define PREFETCH_AHEAD 4096
 
@@ -34,6 +35,13 @@ FORCED __m256 group_add(__m256 acc, __m256 s, __m256 b, const float *pair, __m25
 FORCED __m256i widen_sum(__m256i s16)
 {
     return _mm256_madd_epi16(s16, _mm256_set1_epi16(1));
+}
+
+/* The compiler would reorder the integer additions of an unrolled loop, hold every product until the end and spill them
+ * all; naming the accumulator here keeps each addition in its place. */
+FORCED void in_place(__m256i *acc)
+{
+    __asm__("" : "+x"(*acc));
 }
 
 FORCED const float *act_pairs(const struct cpu_act *x, const uint8_t *row)
@@ -58,10 +66,14 @@ FORCED void group_q4_row(const uint8_t *p, int g, const uint8_t *hi, bool two_li
                 __m256i v = load_i(p + 64 * i + 32 * h);
                 __m256i even = _mm256_and_si256(v, m0f), odd = _mm256_and_si256(_mm256_srli_epi32(v, 4), m0f);
                 h16[h] = _mm256_add_epi16(h16[h], _mm256_maddubs_epi16(even, bcast_dword(hi + 8 * i)));
+                in_place(&h16[h]);
                 h16[h] = _mm256_add_epi16(h16[h], _mm256_maddubs_epi16(odd, bcast_dword(hi + 8 * i + 4)));
+                in_place(&h16[h]);
                 if (two_limbs) {
                     l16[h] = _mm256_add_epi16(l16[h], _mm256_maddubs_epi16(even, bcast_dword(lo + 8 * i)));
+                    in_place(&l16[h]);
                     l16[h] = _mm256_add_epi16(l16[h], _mm256_maddubs_epi16(odd, bcast_dword(lo + 8 * i + 4)));
+                    in_place(&l16[h]);
                 }
             }
         }
@@ -144,6 +156,8 @@ FORCED void group_q8_row(const uint8_t *p, int g, const int16_t *x16, __m256i is
             __m256i v = load_i(p + 64 * i + 32 * h);
             a[h] = _mm256_add_epi32(a[h], _mm256_madd_epi16(_mm256_and_si256(v, m), bcast_dword(x16 + 4 * i)));
             b[h] = _mm256_add_epi32(b[h], _mm256_madd_epi16(_mm256_srli_epi16(v, 8), bcast_dword(x16 + 4 * i + 2)));
+            in_place(&a[h]);
+            in_place(&b[h]);
         }
     }
     for (int h = 0; h < 2; h++) isum[h] = _mm256_add_epi32(a[h], b[h]);
@@ -248,6 +262,8 @@ FORCED void rows_bytes(int R, const uint8_t *codes, int g, const uint8_t *x, siz
                 __m256i q = bcast_dword(x + (size_t)r * ld_x + c + 4 * i);
                 s16[r][0] = _mm256_add_epi16(s16[r][0], _mm256_maddubs_epi16(c0, q));
                 s16[r][1] = _mm256_add_epi16(s16[r][1], _mm256_maddubs_epi16(c1, q));
+                in_place(&s16[r][0]);
+                in_place(&s16[r][1]);
             }
         }
 #pragma GCC unroll 4
@@ -277,6 +293,8 @@ FORCED void rows_words(int R, const uint8_t *codes, int g, const int16_t *x, siz
                 __m256i q = bcast_dword(x + (size_t)r * ld_x + 2 * (i + u));
                 isum[r][0] = _mm256_add_epi32(isum[r][0], _mm256_madd_epi16(c0, q));
                 isum[r][1] = _mm256_add_epi32(isum[r][1], _mm256_madd_epi16(c1, q));
+                in_place(&isum[r][0]);
+                in_place(&isum[r][1]);
             }
         }
     }
@@ -363,7 +381,7 @@ static void chunk_words(const struct cpu_weight *w, int64_t blk, const struct cp
         __m256 s[2], b[2];
         expand_words(w->type, p, g, codes);
         scales_load(w->dt, p + cb, s, b);
-        tile_words(mt, codes, g, x16 + i * g, CHUNK_K, pair, x->row_bytes / 4, s, b, acc);
+        tile_words(mt, codes, g, x16 + i * g, LD_X16, pair, x->row_bytes / 4, s, b, acc);
     }
     tile_store(acc, mt, y, ld_y, n_out);
 }
@@ -371,7 +389,7 @@ static void chunk_words(const struct cpu_weight *w, int64_t blk, const struct cp
 static void matmul_words(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
                          int64_t m, float *y, int64_t ld_y)
 {
-    _Alignas(64) int16_t x16[TILE_ROWS * CHUNK_K];
+    _Alignas(64) int16_t x16[TILE_ROWS * LD_X16];
     int64_t ng = w->k / w->g, step = CHUNK_K / w->g;
     for (int64_t r0 = 0; r0 < m; r0 += TILE_ROWS) {
         int64_t mt = m - r0 < TILE_ROWS ? m - r0 : TILE_ROWS;
@@ -379,7 +397,7 @@ static void matmul_words(const struct cpu_weight *w, int64_t blk0, int64_t blk1,
         for (int64_t g0 = 0; g0 < ng; g0 += step) {
             int64_t g1 = g0 + step < ng ? g0 + step : ng;
             for (int64_t i = 0; i < mt; i++)
-                x16_make(x, xr + (size_t)i * x->row_bytes, g0, g1, x16 + i * CHUNK_K);
+                x16_make(x, xr + (size_t)i * x->row_bytes, g0, g1, x16 + i * LD_X16);
             for (int64_t blk = blk0; blk < blk1; blk++)
                 chunk_words(w, blk, x, xr, g0, g1, mt, x16, y + r0 * ld_y + 16 * (blk - blk0), ld_y);
         }
