@@ -45,38 +45,40 @@ def greedy(model, ref, ids):
     return out
 
 
-def make(name, config_overrides=None, label=None, note=None):
+def make(name, config_overrides=None, label=None, mlx=True):
+    """mlx=False: types whose table depends on the prompt's length in mlx-lm; the float64 forward alone, by our rule
+    (a table is a function of position)."""
     path, label = TINY / name, label or name
     ids = prompt_ids(path)
     assert len(ids) == N_PROMPT
-    model, _ = load_mlx_f32(path, config_overrides)
     ref = Ref64(path, config_overrides)
-    lg, lg64 = mlx_logits(model, ids), ref.logits(ids)
+    lg64 = ref.logits(ids)
+    model = load_mlx_f32(path, config_overrides)[0] if mlx else None
+    lg = mlx_logits(model, ids) if mlx else lg64
     lp, lp64 = log_softmax(lg), log_softmax(lg64)
     at = full_positions(len(ids)) if label == name else [0, 1, 33, 65, 100, 200, 257, 299]
     out_dir = GOLDEN / "logits"
     out_dir.mkdir(parents=True, exist_ok=True)
-    lg[at].astype("<f4").tofile(out_dir / f"{label}.f32")
     lg64[at].astype("<f4").tofile(out_dir / f"{label}.ref64.f32")
-    top = top_n(lg, TOP)
-    srt = np.sort(lg64, -1)
-    write_json(out_dir / f"{label}.json", {
-        "checkpoint": f"tests/golden/tiny/{name}",
-        **({"config_overrides": config_overrides} if config_overrides else {}),
-        **({"note": note} if note else {}),
-        "oracle": versions("mlx", "mlx-lm", "numpy"),
-        "n_prompt": len(ids), "n_vocab": lg.shape[1],
-        "logits_file": f"{label}.f32", "ref64_file": f"{label}.ref64.f32",
-        "logits_positions": at,
-        "oracle_error": {
+    top, srt = top_n(lg, TOP), np.sort(lg64, -1)
+    out = {"checkpoint": f"tests/golden/tiny/{name}"}
+    if config_overrides:
+        out["config_overrides"] = config_overrides
+    out["oracle"] = versions("mlx", "mlx-lm", "numpy") if mlx else versions("numpy")
+    out.update({"n_prompt": len(ids), "n_vocab": lg.shape[1], "logits_positions": at,
+                "ref64_file": f"{label}.ref64.f32"})
+    if mlx:
+        lg[at].astype("<f4").tofile(out_dir / f"{label}.f32")
+        out["logits_file"] = f"{label}.f32"
+        out["oracle_error"] = {
             "max_abs_logit_f32_f64": float(f"{np.abs(lg - lg64).max():.3e}"),
-            "max_kl_f64_f32": float(f"{(np.exp(lp64) * (lp64 - lp)).sum(-1).max():.3e}")},
-        "spread_min": round(float((lg.max(-1) - lg.min(-1)).min()), 3),
-        "gap_min": float(f"{(srt[:, -1] - srt[:, -2]).min():.3e}"),
-        "prompt": [int(i) for i in ids],
-        "top5": [[[int(t), round(float(lp[i, t]), 5)] for t in top[i]] for i in range(len(ids))],
-        "greedy": greedy(model, ref, ids),
-    })
+            "max_kl_f64_f32": float(f"{(np.exp(lp64) * (lp64 - lp)).sum(-1).max():.3e}")}
+    out.update({"spread_min": round(float((lg.max(-1) - lg.min(-1)).min()), 3),
+                "gap_min": float(f"{(srt[:, -1] - srt[:, -2]).min():.3e}"), "prompt": [int(i) for i in ids],
+                "top5": [[[int(t), round(float(lp[i, t]), 5)] for t in top[i]] for i in range(len(ids))]})
+    if mlx:
+        out["greedy"] = greedy(model, ref, ids)
+    write_json(out_dir / f"{label}.json", out)
     print(label, "max|f32-f64|", f"{np.abs(lg - lg64).max():.2e}")
 
 
@@ -91,6 +93,11 @@ def main():
     make("llama", {"rope_scaling": dict(rope_type="linear", factor=4.0)}, "llama-linear")
     make("llama", {"rope_scaling": dict(type="linear", factor=2.5)}, "llama-linear-type-key")
     make("llama", {"rope_scaling": None}, "llama-default")
+    make("llama", {"rope_scaling": dict(rope_type="dynamic", factor=4.0), "max_position_embeddings": 128},
+         "llama-dynamic", mlx=False)
+    make("llama", {"rope_scaling": dict(
+        rope_type="longrope", original_max_position_embeddings=128, short_factor=[1.0 + 0.05 * i for i in range(16)],
+        long_factor=[1.0 + 0.25 * i * i for i in range(16)])}, "llama-longrope", mlx=False)
 
 
 if __name__ == "__main__":

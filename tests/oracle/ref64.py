@@ -50,8 +50,8 @@ def round_bf16(x):
     return float(((u + 0x7FFF + ((u >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)[0])
 
 
-def rope_divisors(dims, theta, scaling, max_pos):
-    """The divisors f[i]: angle = position / f[i]; and the factor on the rotated vector (yarn)."""
+def rope_divisors(dims, theta, scaling, max_pos, positions):
+    """The divisors f[i], or f[position][i]: angle = position / f; and the factor on the rotated vector (yarn, longrope)."""
     f = theta ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
     kind = (scaling or {}).get("rope_type") or (scaling or {}).get("type") or "default"
     if kind == "default":
@@ -59,6 +59,15 @@ def rope_divisors(dims, theta, scaling, max_pos):
     s = scaling
     if kind == "linear":
         return f * s["factor"], 1.0
+    if kind == "dynamic":    # a row for each position: the base for a sequence that ends there
+        n = np.maximum(positions + 1, max_pos)[:, None]
+        base = theta * (s["factor"] * n / max_pos - (s["factor"] - 1)) ** (dims / (dims - 2))
+        return base ** (np.arange(0, dims, 2, dtype=np.float64) / dims), 1.0
+    if kind == "longrope":   # fixed at load: long factors when the context is above the original
+        old = s["original_max_position_embeddings"]
+        ratio = max_pos / old
+        m = s.get("attention_factor") or (1.0 if ratio <= 1 else np.sqrt(1 + np.log(ratio) / np.log(old)))
+        return f * np.array(s["long_factor"] if ratio > 1 else s["short_factor"], np.float64), m
     if kind == "llama3":
         old, lo, hi = s["original_max_position_embeddings"], s["low_freq_factor"], s["high_freq_factor"]
         wave = 2 * np.pi * f
@@ -157,8 +166,9 @@ class Ref64:
         return self.c.get("head_dim") or self.c["hidden_size"] // self.c["num_attention_heads"]
 
     def angles(self, n, theta, scaling):
-        f, m = rope_divisors(self.head_dim(), theta, scaling, self.c["max_position_embeddings"])
-        a = np.arange(n)[:, None] / f[None]
+        at = np.arange(n)
+        f, m = rope_divisors(self.head_dim(), theta, scaling, self.c["max_position_embeddings"], at)
+        a = at[:, None] / f
         return m * np.cos(a)[:, None], m * np.sin(a)[:, None]
 
     def logits(self, ids):
