@@ -76,6 +76,11 @@ static bool special_attr(struct render *r, struct tv obj, struct str name, struc
         else if (str_eq(name, STR_LIT("list"))) *out = obj.u.list->items[1];
         else return false;
         return true;
+    case TV_INT: case TV_BOOL: case TV_FLOAT:
+        if (str_eq(name, STR_LIT("real"))) *out = tv_negate(r, obj, false);
+        else if (str_eq(name, STR_LIT("imag"))) *out = obj.type == TV_FLOAT ? tv_float(0) : tv_int(0);
+        else return false;
+        return true;
     case TV_CYCLER:
         if (!str_eq(name, STR_LIT("current"))) return false;
         *out = obj.u.cycler->items->items[obj.u.cycler->pos];
@@ -106,9 +111,15 @@ static bool python_attr(struct render *r, struct tv obj, struct str name, struct
     return true;
 }
 
-static bool is_dunder(struct str name)
+/* What every Python object has: refused, but no error. Other attributes of an undefined value are errors. */
+static bool is_object_attr(struct str name)
 {
-    return name.len > 4 && memcmp(name.ptr, "__", 2) == 0 && memcmp(name.ptr + name.len - 2, "__", 2) == 0;
+    static const char *const names[] = { "__class__", "__doc__", "__module__", "__init__", "__new__", "__repr__",
+        "__str__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__len__", "__iter__",
+        "__bool__", "__getattr__", "__getattribute__", "__getitem__", "__call__", "__add__", "__dir__", "__format__",
+        "__setattr__", "__delattr__", "__reduce__", "__reduce_ex__", "__sizeof__", "__subclasshook__",
+        "__init_subclass__", "__slots__", NULL };
+    return is_one_of(name, names);
 }
 
 struct tv tv_getattr(struct render *r, struct tv obj, struct str name)
@@ -116,7 +127,7 @@ struct tv tv_getattr(struct render *r, struct tv obj, struct str name)
     struct tv out;
     if (r->status) return tv_undef(NULL);
     if (obj.type == TV_UNDEF) {
-        if (is_dunder(name)) return unsafe(r, obj, name);
+        if (is_object_attr(name)) return unsafe(r, obj, name);
         return render_fail(r, MB_INVALID, "%s", obj.u.hint ? obj.u.hint : "a value is undefined");
     }
     if (python_attr(r, obj, name, &out)) return out;

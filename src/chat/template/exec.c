@@ -103,6 +103,7 @@ void exec_for(struct render *r, const struct node *n, struct tv iterable, uint32
 {
     struct tscope *outer = r->scope;
     struct tloop *l = render_alloc(r, 1, sizeof *l);
+    bool completed = false;
     if (!l) return;
     l->node = n;
     l->scope = outer;
@@ -116,11 +117,13 @@ void exec_for(struct render *r, const struct node *n, struct tv iterable, uint32
         scope_set(r, r->scope, r->t->id_loop, (struct tv){ .type = TV_LOOP, .u.loop = l });
         exec_body(r, n->list, n->n);
         bool stop = r->flow == FLOW_BREAK;
+        if (r->flow == FLOW_NORMAL) completed = true;
         r->flow = FLOW_NORMAL;
         if (stop) break;
     }
     r->scope = outer;
-    if (!l->items->n && !r->status) exec_scoped(r, n->list2, n->n2, &n->hidden2);
+    /* As in jinja2: else runs when no round came to its end, be it for lack of items or by break and continue. */
+    if (!completed && !r->status) exec_scoped(r, n->list2, n->n2, &n->hidden2);
 }
 
 struct tv loop_call(struct render *r, struct tloop *l, const struct func_call *c)

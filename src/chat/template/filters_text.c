@@ -320,16 +320,6 @@ F(f_tojson)
     return tojson_value(r, self, arg_bool(r, arg[0], false), arg[1], arg[2], arg_bool(r, arg[3], false));
 }
 
-F(f_pprint)
-{
-    struct tsb b;
-    (void)arg;
-    tsb_init(&b, r);
-    tv_write_repr(&b, self);
-    if (b.len > 80) return render_type_error(r, "pprint of a value wider than 80 columns is not supported");
-    return tsb_take(&b);
-}
-
 const struct filter_row filters_text[] = {
     { { "capitalize", "", f_capitalize, NULL } },
     { { "center", "width", f_center, NULL } },
@@ -340,7 +330,6 @@ const struct filter_row filters_text[] = {
     { { "format", NULL, NULL, f_format } },
     { { "indent", "width first blank", f_indent, NULL } },
     { { "lower", "", f_lower, NULL } },
-    { { "pprint", "", f_pprint, NULL } },
     { { "replace", "*old *new count", f_replace, NULL } },
     { { "safe", "", f_safe, NULL } },
     { { "string", "", f_string, NULL } },

@@ -370,7 +370,6 @@ struct tv format_value(struct render *r, struct tv v, struct str text)
             return render_type_error(r, "unknown format code for 'float'");
         return format_float(r, &s, v.type == TV_FLOAT ? v.u.f : (double)tv_as_int(v), v.org);
     }
-    if (v.type == TV_BOOL && !s.type) return format_str(r, &s, tv_to_str(r, v), '>');
     if (s.type == 'c') return percent_char(r, &s, v);
     if ((s.type && !strchr("bdnoxX", s.type)) || s.prec >= 0) return render_type_error(r, "invalid format for 'int'");
     if (s.type == 'n') s.type = 'd';

@@ -1,5 +1,5 @@
 /* globals.c: functions that are there without an object: range, dict, namespace, cycler, joiner, raise_exception,
- * strftime_now. lipsum is left out on purpose: no prompt should contain random filler. */
+ * strftime_now. lipsum exists and refuses: no prompt should contain random filler. */
 #include <string.h>
 
 #include "chat/template/tmpl_rt.h"
@@ -97,10 +97,17 @@ G(g_strftime_now)
     return r->status ? tv_undef(NULL) : strftime_value(r, fmt, r->in->now_unix_s);
 }
 
+static struct tv g_lipsum(struct render *r, struct tv self, const struct func_call *c)
+{
+    (void)self;
+    (void)c;
+    return render_type_error(r, "lipsum is not supported: a prompt must come out the same each time");
+}
+
 static const struct func_row rows[] = {
     { "range", "/ *start stop step", g_range, NULL }, { "dict", NULL, NULL, g_dict },
     { "namespace", NULL, NULL, g_namespace }, { "cycler", NULL, NULL, g_cycler },
-    { "joiner", "sep", g_joiner, NULL }, { "raise_exception", "*message", g_raise, NULL },
+    { "joiner", "sep", g_joiner, NULL }, { "lipsum", NULL, NULL, g_lipsum }, { "raise_exception", "*message", g_raise, NULL },
     { "strftime_now", "*format", g_strftime_now, NULL }, { NULL, NULL, NULL, NULL },
 };
 

@@ -192,7 +192,7 @@ static void split_space(struct render *r, struct tv s, int64_t max, struct parts
     size_t len = s.u.s->len, at = text_lstrip_len(c, len);
     while (at < len && !r->status) {
         size_t end = at;
-        if (max == 0) end = text_rstrip_len(c, len);
+        if (max == 0) end = len;
         else while (end < len && !text_space_at(c + end, len - end)) end += text_step(c + end);
         push_part(r, p, tv_str_slice(r, s, at, end));
         if (max-- == 0) return;
@@ -207,7 +207,7 @@ static void rsplit_space(struct render *r, struct tv s, int64_t max, struct part
     size_t end = text_rstrip_len(c, s.u.s->len);
     while (end && !r->status) {
         size_t at = end;
-        if (max == 0) at = text_lstrip_len(c, end);
+        if (max == 0) at = 0;
         else for (;;) {
             size_t prev = at;
             if (!at) break;

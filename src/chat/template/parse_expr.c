@@ -332,6 +332,8 @@ static struct node *parse_subscript(struct parser *p, struct node *value)
     }
     parser_expect(p, T_RBRACKET);
     if (p->failed) return n;
+    for (int i = 0; tuple->n > 1 && i < tuple->n; i++)
+        if (tuple->list[i]->kind == N_SLICE) parser_fail(p, at, "a slice must stand alone in its brackets");
     n->b = tuple->n == 1 ? tuple->list[0] : tuple;
     node_depth_set(p, n->b);
     node_depth_set(p, n);

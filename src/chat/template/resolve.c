@@ -26,6 +26,7 @@ struct resolver {
     mb_status status;
     mb_error *err;
     bool in_loop;
+    int n_for; /* for tags around, macros or not */
 };
 
 static bool syms_open(struct resolver *w, struct syms *s, const struct syms *parent)
@@ -223,10 +224,21 @@ static void walk_plain_scope(struct resolver *w, const struct syms *s, struct no
     if (syms_open(w, &inner, s)) scope_finish(w, &inner, n->list, n->n, &n->hidden);
 }
 
+/* The name loop belongs to the for tag. */
+static void check_loop_name(struct resolver *w, const struct node *target)
+{
+    if (w->status) return;
+    if (target->kind == N_NAME && target->name == w->t->id_loop && w->n_for)
+        w->status = tmpl_fail_at(w->err, target->line, target->col, "cannot assign to 'loop' inside a for loop");
+    for (int i = 0; target->kind == N_TUPLE && i < target->n; i++) check_loop_name(w, target->list[i]);
+}
+
 static void walk_for(struct resolver *w, const struct syms *s, struct node *n)
 {
     struct syms body;
     bool outer_loop = w->in_loop;
+    w->n_for++;
+    check_loop_name(w, n->a);
     walk(w, s, n->b, false);
     if (!syms_open(w, &body, s)) return;
     scan_target(&body, n->a, true);
@@ -236,6 +248,7 @@ static void walk_for(struct resolver *w, const struct syms *s, struct node *n)
     scope_finish(w, &body, n->list, n->n, &n->hidden);
     w->in_loop = outer_loop;
     if (n->n2 && syms_open(w, &body, s)) scope_finish(w, &body, n->list2, n->n2, &n->hidden2);
+    w->n_for--;
 }
 
 static void walk_macro(struct resolver *w, const struct syms *s, struct node *n)
@@ -250,6 +263,9 @@ static void walk_macro(struct resolver *w, const struct syms *s, struct node *n)
         has_kwargs |= sig->params[i] == sig->id_kwargs;
         has_varargs |= sig->params[i] == sig->id_varargs;
     }
+    for (int i = 0; i < sig->n_params; i++)
+        if (sig->params[i] == sig->id_caller && !sig->defaults[i] && mentions_any(n->list, n->n, sig->id_caller))
+            w->status = tmpl_fail_at(w->err, n->line, n->col, "the parameter 'caller' must have a default");
     sig->uses_caller = !has_caller && mentions_any(n->list, n->n, sig->id_caller);
     sig->uses_kwargs = !has_kwargs && mentions_any(n->list, n->n, sig->id_kwargs);
     sig->uses_varargs = !has_varargs && mentions_any(n->list, n->n, sig->id_varargs);
@@ -327,7 +343,9 @@ static void walk(struct resolver *w, const struct syms *s, struct node *n, bool 
     case N_CALL_BLOCK: walk(w, s, n->a, soft); walk_macro(w, s, n); return;
     case N_WITH: walk_with(w, s, n); return;
     case N_FILTER_BLOCK: walk(w, s, n->a, false); walk_plain_scope(w, s, n); return;
+    case N_SET: check_loop_name(w, n->a); walk(w, s, n->b, soft); return;
     case N_SET_BLOCK:
+        check_loop_name(w, n->a);
         if (n->b) walk(w, s, n->b, false);
         walk_plain_scope(w, s, n);
         return;
