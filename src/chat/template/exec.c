@@ -99,6 +99,16 @@ static bool loop_open(struct render *r, struct tloop *l, const struct node *n, s
     return true;
 }
 
+/* The scope of the next round: the last one emptied, unless a macro may still look into it. */
+static struct tscope *scope_renew(struct render *r, struct tscope *last, struct tscope *outer,
+                                  const struct hidden_names *hidden, bool may_reuse)
+{
+    if (!last || !may_reuse) return scope_push(r, outer, hidden);
+    last->n = 0;
+    for (int i = 0; i < hidden->n; i++) scope_set(r, last, hidden->ids[i], (struct tv){ .type = TV_HIDDEN });
+    return last;
+}
+
 void exec_for(struct render *r, const struct node *n, struct tv iterable, uint32_t depth0)
 {
     struct tscope *outer = r->scope;
@@ -110,9 +120,13 @@ void exec_for(struct render *r, const struct node *n, struct tv iterable, uint32
     l->depth0 = depth0;
     r->line = n->line;
     if (!loop_open(r, l, n, iterable)) return;
+    struct tscope *round = NULL;
+    uint64_t n_closures = r->n_closures;
     for (size_t i = 0; loop_has(r, l, i) && render_step(r, 1); i++) {
         l->index0 = i;
-        r->scope = scope_push(r, outer, &n->hidden);
+        round = scope_renew(r, round, outer, &n->hidden, r->n_closures == n_closures);
+        r->scope = round;
+        n_closures = r->n_closures;
         assign(r, n->a, l->items->items[i]);
         scope_set(r, r->scope, r->t->id_loop, (struct tv){ .type = TV_LOOP, .u.loop = l });
         exec_body(r, n->list, n->n);
@@ -173,6 +187,7 @@ static struct tv macro_value(struct render *r, const struct node *n, const char 
     if (!m) return tv_undef(NULL);
     m->node = n;
     m->scope = r->scope;
+    r->n_closures++;
     m->name = name;
     return (struct tv){ .type = TV_MACRO, .u.macro = m };
 }

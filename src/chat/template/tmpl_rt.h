@@ -46,6 +46,7 @@ struct render {
     struct tscope root, *scope;
     struct tsb *out;
     struct tsb *main_out;
+    uint64_t n_closures;   /* macros made so far: they keep the scopes they were made in */
     enum flow flow;
     const struct node *ctx_node;
     struct text_range *gen;
