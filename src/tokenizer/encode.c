@@ -63,10 +63,11 @@ static mb_status encode_normalised(struct encoder *e, const struct mtext *x, mb_
     return encode_cut(e, &e->t->added.normalized, &text, encode_plain, err);
 }
 
-static mb_status arena_status(const struct arena *a, mb_error *err)
+static mb_status arena_status(const struct arena *a, size_t n_tokens, mb_error *err)
 {
-    if (a->limit_bytes && a->used_bytes >= a->limit_bytes / 2)
-        return mb_fail(err, MB_TOO_LARGE, "tokenizer: the tokens do not fit the request's memory of %zu bytes",
+    size_t need = n_tokens * (sizeof(int32_t) + sizeof(size_t)) + 64;
+    if (a->limit_bytes && need > a->limit_bytes - a->used_bytes)
+        return mb_fail(err, MB_TOO_LARGE, "tokenizer: %zu tokens do not fit the request's memory of %zu bytes", n_tokens,
                        a->limit_bytes);
     return mb_fail(err, MB_NO_MEMORY, "tokenizer: no memory for the tokens of a text");
 }
@@ -79,7 +80,7 @@ static mb_status copy_out(const struct encoder *e, struct arena *a, struct token
     size_t n = e->out.n + n_before + n_after;
     int32_t *ids = arena_alloc_array(a, n, sizeof *ids);
     size_t *ends = ids && e->out.want_ends ? arena_alloc_array(a, n, sizeof *ends) : NULL;
-    if (!ids || (e->out.want_ends && !ends)) return arena_status(a, err);
+    if (!ids || (e->out.want_ends && !ends)) return arena_status(a, n, err);
     if (n_before) memcpy(ids, p->before, n_before * sizeof *ids);
     if (e->out.n) memcpy(ids + n_before, e->out.ids, e->out.n * sizeof *ids);
     if (n_after) memcpy(ids + n_before + e->out.n, p->after, n_after * sizeof *ids);

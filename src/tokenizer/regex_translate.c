@@ -19,6 +19,8 @@
 #define NO_ATOM SIZE_MAX
 #define SPACE_SET "\\t-\\r\\x{85}\\p{Z}"
 #define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define LATIN1_NUMBERS "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}" /* of \w too, but only outside brackets */
+#define BARE_WORD "[" WORD_SET LATIN1_NUMBERS "]"
 #define HEX_SET "0-9A-Fa-f"
 
 struct translator {
@@ -81,7 +83,7 @@ static const struct { const char *name, *set; } properties[] = {
     { "lowercase", "\\p{Lowercase}" }, { "space", SPACE_SET }, { "whitespace", SPACE_SET }, { "digit", "\\p{Nd}" },
     { "word", WORD_SET }, { "xdigit", HEX_SET }, { "asciihexdigit", HEX_SET }, { "cntrl", "\\p{Cc}" },
     { "blank", "\\t\\p{Zs}" }, { "ascii", "\\x{0}-\\x{7F}" }, { "any", "\\x{0}-\\x{10FFFF}" },
-    { "punct", "\\p{P}$+<=>\\^`|~" },
+    { "punct", "\\p{P}" },
 };
 
 /* Does PCRE2 know \p{prefix name}? */
@@ -248,6 +250,7 @@ static mb_status class_posix(struct translator *t, struct cclass *c)
     if (!strstr(known, padded)) return refuse(t, "this POSIX bracket");
     if (negated) buf_append_str(&c->alternatives, "|[^");
     property_set(negated ? &c->alternatives : &c->items, name);
+    if (strcmp(name, "punct") == 0) buf_append_str(negated ? &c->alternatives : &c->items, "\\p{S}");
     if (negated) buf_append_char(&c->alternatives, ']');
     return MB_OK;
 }
@@ -316,7 +319,8 @@ static mb_status class_range(struct translator *t, struct cclass *c, uint32_t lo
     }
     t->i++;
     bool is_char;
-    uint32_t high;
+    uint32_t high = 0;
+    if (peek(t, "-")) return refuse(t, "the class operator --");
     if (peek(t, "[")) return refuse(t, "a nested class at the end of a range");
     put_cp(&c->items, low);
     MB_TRY(class_member(t, c, &is_char, &high));
@@ -506,9 +510,9 @@ static mb_status other_escape(struct translator *t)
         return MB_OK;
     }
     switch (c) {
-    case 'b': buf_append_str(t->out, "(?:(?<=[" WORD_SET "])(?![" WORD_SET "])|(?<![" WORD_SET "])(?=[" WORD_SET "]))");
+    case 'b': buf_append_str(t->out, "(?:(?<=" BARE_WORD ")(?!" BARE_WORD ")|(?<!" BARE_WORD ")(?=" BARE_WORD "))");
         return MB_OK;
-    case 'B': buf_append_str(t->out, "(?:(?<=[" WORD_SET "])(?=[" WORD_SET "])|(?<![" WORD_SET "])(?![" WORD_SET "]))");
+    case 'B': buf_append_str(t->out, "(?:(?<=" BARE_WORD ")(?=" BARE_WORD ")|(?<!" BARE_WORD ")(?!" BARE_WORD "))");
         return MB_OK;
     case 'R': buf_append_str(t->out, "(?>\\x{D}\\x{A}|[\\x{A}-\\x{D}\\x{85}\\x{2028}\\x{2029}])");
         return MB_OK;
@@ -537,7 +541,8 @@ static mb_status escape(struct translator *t)
     mb_status st = read_escape(t, &kind, &cp, &set, &negated);
     if (st == MB_OK && kind == ESC_SET) {
         if (!set.data) st = mb_fail(t->err, MB_NO_MEMORY, "regular expression: no memory");
-        else buf_printf(t->out, "[%s%s]", negated ? "^" : "", set.data);
+        else buf_printf(t->out, "[%s%s%s]", negated ? "^" : "", set.data,
+                        strcmp(set.data, WORD_SET) == 0 ? LATIN1_NUMBERS : "");
     }
     buf_free(&set);
     if (st != MB_OK || kind == ESC_SET) return st;

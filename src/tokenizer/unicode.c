@@ -3,6 +3,8 @@
  * The classes are those that the oracle takes from Rust (char::is_whitespace, is_numeric, the general categories and
  * the \w of its regex crate); the categories come from utf8proc. The byte-level alphabet (GPT-2) shows each byte as a
  * printable character: printable Latin-1 stands for itself, the 68 others are U+0100 and up in order.
+ * utf8proc, PCRE2 and the oracle's crates each follow their own Unicode version (13 to 16); characters that were added
+ * or moved between those may fall into another class than the oracle's. All others were compared one by one.
  * No state, any thread.
  */
 #include <utf8proc.h>
