@@ -28,7 +28,8 @@ uint64_t job_cache_key(const struct engine *e, const struct engine_job *job)
 
 static mb_status spans_check(const struct engine *e, const struct engine_job *job, mb_error *err)
 {
-    int32_t most = e->info->m_max - e->opt.batch, before = 0;
+    int32_t step = job->method == JOB_SCORE && e->n_draw_max < e->info->m_max ? e->n_draw_max : e->info->m_max;
+    int32_t most = step - e->opt.batch, before = 0;
     for (int32_t i = 0; i < job->n_two_way; i++) {
         const struct index_span *s = &job->two_way[i];
         if (s->first < before || s->end <= s->first || s->end > job->n_ids)

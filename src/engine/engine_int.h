@@ -164,6 +164,8 @@ void seq_fork(struct engine *e, const struct sequence *from, struct sequence *to
 void seq_snapshot(struct engine *e, struct sequence *s);
 void seq_publish(struct engine *e, struct sequence *s);
 void seq_drop_left(struct engine *e, struct sequence *s);
+/* Start of the two-way span that index i lies inside of; i itself when it may end a row. */
+int32_t span_start(const struct engine_job *job, int32_t i);
 /* First index a query at index i of a window kind sees. */
 int32_t window_first(const struct kv_kind *k, int32_t i);
 

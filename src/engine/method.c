@@ -2,7 +2,7 @@
  *
  * autoregressive: every known id is computed, the last one draws; the drawn id joins the sequence.
  * score: the prompt's own ids are the targets: row positions from n_score_from on draw with a target, on_score is told
- *   the index of the predicted id. The last id predicts nothing and is not computed. Ends with END_LENGTH.
+ *   the index of the predicted id. Ends with END_LENGTH.
  * Keys written by either are ordinary: committed, and published after a finite draw. */
 #include <string.h>
 
@@ -158,13 +158,14 @@ static void generate_deliver(struct engine *e, struct sequence *s, struct step *
 
 static int32_t score_feed_end(const struct sequence *s)
 {
-    return s->n_ids - 1;
+    int32_t last = s->n_ids - 1; /* predicts nothing, and is left out unless a two-way span needs it */
+    return span_start(s->run->job, last) == last ? last : s->n_ids;
 }
 
 static bool score_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
-    int32_t from = s->run->job->n_score_from, first = s->st.n_committed, covered;
-    int32_t stop = first < from && from < s->n_ids - 1 ? from : s->n_ids - 1;
+    int32_t from = span_start(s->run->job, s->run->job->n_score_from), first = s->st.n_committed, covered;
+    int32_t last = score_feed_end(s), stop = first < from && from < last ? from : last;
     bool draws = first >= from;
     int32_t room = e->n_draw_max - st->n_draws - (e->opt.batch - st->n_rows - 1);
     if (draws && room < budget) budget = room;
@@ -176,7 +177,7 @@ static bool score_next_row(struct engine *e, struct sequence *s, struct step *st
     if (!draws) return true;
     r->draw = DRAW_ALL;
     r->draws = st->pos + st->n_draws;
-    for (int32_t i = first; i < end; i++) draw_add(s, st, i + 1)->target = s->ids[i + 1];
+    for (int32_t i = first; i < end; i++) draw_add(s, st, i + 1)->target = i + 1 < s->n_ids ? s->ids[i + 1] : -1;
     return true;
 }
 
@@ -203,7 +204,11 @@ static void score_deliver(struct engine *e, struct sequence *s, struct step *st,
         seq_finish(e, s, END_ERROR, s->end_status, s->end_text);
         return;
     }
-    for (int32_t i = 0; i < row_n_draw(r); i++) f->on_score(f->ctx, r->i_first + i + 1, &st->draws[st->i_draw[i_row] + i]);
+    for (int32_t i = 0; i < row_n_draw(r); i++) {
+        int32_t at = r->i_first + i;
+        if (at >= s->run->job->n_score_from && at + 1 < s->n_ids)
+            f->on_score(f->ctx, at + 1, &st->draws[st->i_draw[i_row] + i]);
+    }
     if (s->end != END_NONE) seq_finish(e, s, s->end, MB_OK, NULL);
 }
 

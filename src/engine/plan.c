@@ -11,15 +11,19 @@
 enum { FIRST_GUESS_TOKENS = 32, LEAST_TOKENS = 8 };
 static const double PREFILL_FLOOR_NS = 20e6;
 
-/* Next index behind n_committed at which the row must end for a snapshot. */
+/* `end`, or `mark` when the row must end there before; a mark inside a two-way span cannot be kept. */
+static int32_t stop_at(const struct sequence *s, int32_t mark, int32_t end)
+{
+    bool on_the_way = mark > s->st.n_committed && mark < end && mark < s->n_prompt;
+    return on_the_way && span_start(s->run->job, mark) == mark ? mark : end;
+}
+
+/* First index behind n_committed at which a recurrent state is to be kept, at most end. */
 static int32_t next_stop(const struct engine *e, const struct sequence *s, int32_t end)
 {
     if (!e->has_state) return end;
-    const struct engine_job *job = s->run->job;
-    int32_t from = s->st.n_committed, last = s->n_prompt - 1;
-    if (last > from && last < end) end = last;
-    for (int32_t i = 0; i < job->n_marks; i++)
-        if (job->marks[i] > from && job->marks[i] < end && job->marks[i] < s->n_prompt) end = job->marks[i];
+    end = stop_at(s, s->n_prompt - 1, end);
+    for (int32_t i = 0; i < s->run->job->n_marks; i++) end = stop_at(s, s->run->job->marks[i], end);
     return end;
 }
 

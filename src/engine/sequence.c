@@ -14,6 +14,13 @@ int32_t window_first(const struct kv_kind *k, int32_t i)
     return i - k->window + 1 > 0 ? i - k->window + 1 : 0;
 }
 
+int32_t span_start(const struct engine_job *job, int32_t i)
+{
+    for (int32_t k = 0; k < job->n_two_way; k++)
+        if (job->two_way[k].first < i && i < job->two_way[k].end) return job->two_way[k].first;
+    return i;
+}
+
 struct symbol_view seq_symbols(const struct sequence *s)
 {
     return (struct symbol_view){ s->run->job->symbols, s->n_prompt, s->ids };
@@ -290,7 +297,7 @@ static int32_t page_of_fork(const void *src, int32_t k, int32_t j)
  * state is missing it starts with nothing and is prefilled: same bits. */
 void seq_fork(struct engine *e, const struct sequence *from, struct sequence *to)
 {
-    struct fork_source src = { e, from, from->n_prompt - 1 };
+    struct fork_source src = { e, from, span_start(from->run->job, from->n_prompt - 1) };
     if (src.n > 0 && e->kv.n_kinds > 0) pages_share(e, to, src.n, page_of_fork, &src);
 }
 

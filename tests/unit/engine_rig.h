@@ -169,7 +169,7 @@ static inline enum verdict job_on_token(void *ctx, int32_t i, const struct draw 
     pthread_cond_broadcast(&j->rig->changed);
     if (j->stop_after && n >= j->stop_after) v = VERDICT_STOP;
     if (j->fail_after && n >= j->fail_after) v = VERDICT_FAIL;
-    if (j->park_every && n % j->park_every == 0) {
+    if (v == VERDICT_GO && j->park_every && n % j->park_every == 0) {
         v = VERDICT_PARK;
         j->n_parks++;
     }
