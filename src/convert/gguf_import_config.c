@@ -199,7 +199,11 @@ static mb_status config_base(struct import *im, json_t *c, mb_error *err)
 static json_t *id_list(const int64_t *ids, size_t n)
 {
     json_t *list = json_array();
-    for (size_t i = 0; list && i < n; i++) json_array_append_new(list, json_integer(ids[i]));
+    for (size_t i = 0; list && i < n; i++) {
+        if (json_array_append_new(list, json_integer(ids[i])) == 0) continue;
+        json_decref(list);
+        return NULL;
+    }
     return list;
 }
 

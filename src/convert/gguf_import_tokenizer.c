@@ -221,7 +221,10 @@ static json_t *added_token(const struct import_vocab *v, int64_t i, bool with_id
 {
     json_t *t = json_pack("{s:s%, s:b, s:b, s:b, s:b, s:b}", "content", v->pieces[i].ptr, v->pieces[i].len, "single_word",
                           0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", v->types[i] != GGUF_TOKEN_USER);
-    if (t && with_id) json_object_set_new(t, "id", json_integer(i));
+    if (t && with_id && json_object_set_new(t, "id", json_integer(i)) != 0) {
+        json_decref(t);
+        return NULL;
+    }
     return t;
 }
 
