@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -20,6 +21,11 @@
 #include "tokenizer/tokenizer.h"
 
 #define ROOT "tests/golden/tokenizer"
+#ifdef __SANITIZE_ADDRESS__
+#define TIME_LIMIT 20.0
+#else
+#define TIME_LIMIT 1.0 /* seconds of CPU time for one run; 600 KB at most */
+#endif
 
 static int n_bad;
 
@@ -116,6 +122,31 @@ static void check_decode(const struct tokenizer *t, const char *family, size_t i
     free(ids);
 }
 
+/* B-001: a run of 200,000 and more bytes gives the oracle's ids, in time that grows with its length. */
+static void check_long_run(const struct tokenizer *t, const char *family, const json_t *c)
+{
+    const char *unit = json_string_value(json_object_get(c, "unit"));
+    size_t len = strlen(unit), count = (size_t)json_integer_value(json_object_get(c, "count"));
+    char *text = malloc(len * count), hash[32];
+    for (size_t i = 0; i < count; i++) memcpy(text + i * len, unit, len);
+    struct arena a;
+    struct token_list l;
+    uint64_t h = 14695981039346656037u;
+    mb_error err;
+    arena_init(&a, 0);
+    clock_t t0 = clock();
+    if (tokenizer_encode(t, &a, text, len * count, NULL, &l, &err) != MB_OK) fail_msg("%s: %s", family, err.text);
+    double seconds = (double)(clock() - t0) / CLOCKS_PER_SEC;
+    for (size_t i = 0; i < l.n; i++) h = (h ^ (uint32_t)l.ids[i]) * 1099511628211u;
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)h);
+    if (l.n != (size_t)json_integer_value(json_object_get(c, "n_ids")) ||
+        strcmp(hash, json_string_value(json_object_get(c, "hash"))) != 0)
+        report(family, "B-001: ids of a long run differ", count, unit, len);
+    if (seconds > TIME_LIMIT) report(family, "B-001: a long run took too long", count, unit, len);
+    arena_free(&a);
+    free(text);
+}
+
 static void check_family(const char *family)
 {
     char path[512];
@@ -142,6 +173,7 @@ static void check_family(const char *family)
         check_decode(t, family, i, c, false);
         check_decode(t, family, i, c, true);
     }
+    json_array_foreach(json_object_get(root, "long_runs"), i, c) check_long_run(t, family, c);
     printf("%s: %zu cases, %d bad\n", family, json_array_size(json_object_get(root, "cases")), n_bad - before);
     json_decref(root);
     tokenizer_close(t);

@@ -8,8 +8,8 @@ files stay small. Run:
     python3 -m venv VENV && VENV/bin/pip install tokenizers==0.22.1
     VENV/bin/python tests/oracle/tokenizer_goldens.py
 
-cases.json: {"cases": [{"text", "special", "ids", "decoded", "decoded_plain"}], "decode": [...]}: ids with or without
-the post-processor's special tokens; decoded with special tokens kept, decoded_plain with them skipped.
+cases.json: {"cases": [{"text", "special", "ids", "decoded", "decoded_plain"}], "decode": [...], "long_runs":
+[...]}: ids with or without the post-processor's special tokens; decoded with special tokens kept, decoded_plain with them skipped.
 "literal": ids when special tokens are encoded as text (the whole text is a user's content).
 """
 import json
@@ -133,6 +133,18 @@ def case(tok, text, special):
     return c
 
 
+RUNS = [("Z", 200000), (" ", 200000), ("\n", 200000), ("7", 200000), ("ab", 100000), ("e\u0301", 200000)]
+
+
+def long_run(tok, unit, count):
+    """B-001: a long run, as the number of ids and a hash of them: h = (h ^ id) * 1099511628211 mod 2^64."""
+    ids = tok.encode(unit * count, add_special_tokens=False).ids
+    h = 14695981039346656037
+    for i in ids:
+        h = ((h ^ i) * 1099511628211) & (2**64 - 1)
+    return {"unit": unit, "count": count, "n_ids": len(ids), "hash": f"{h:016x}"}
+
+
 def write(name, tok, extra=()):
     folder = os.path.join(OUT, name)
     os.makedirs(folder, exist_ok=True)
@@ -148,7 +160,8 @@ def write(name, tok, extra=()):
         ids = [rng.randrange(n) for _ in range(rng.randint(1, 12))]
         runs.append(decoded(tok, ids))
     with open(os.path.join(folder, "cases.json"), "w", encoding="utf-8") as f:
-        json.dump({"cases": cases, "decode": runs}, f, ensure_ascii=True, separators=(",", ":"))
+        long_runs = [long_run(tok, *r) for r in RUNS]
+        json.dump({"cases": cases, "decode": runs, "long_runs": long_runs}, f, ensure_ascii=True, separators=(",", ":"))
         f.write("\n")
     print(name, n, os.path.getsize(path), len(cases))
 
