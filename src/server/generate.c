@@ -127,6 +127,10 @@ static bool take(struct http_exchange *x, const struct gen_event *ev, struct buf
         x->n_total = ev->u.progress.n_total;
         return true;
     }
+    if (ev->type == GEN_EV_START) {
+        x->n_done = ev->u.start.n_cached;
+        x->n_total = ev->u.start.n_prompt;
+    }
     if (api_render_event(x->render, ev, b, &err) != MB_OK) {
         buf_clear(b);
         fail(x, &err, b);

@@ -124,7 +124,7 @@ static inline bool answer_parse(struct answer *a, bool at_end)
         return dechunk(a);
     }
     const char *cl = answer_header(a, "Content-Length", tmp);
-    return cl ? a->len >= strtoul(cl, NULL, 10) : a->status == 100 || a->status == 204 || at_end;
+    return cl ? at_end || a->len >= strtoul(cl, NULL, 10) /* at_end: HEAD has a length and no body */ : a->status == 100 || a->status == 204 || at_end;
 }
 
 static inline void answer_free(struct answer *a) { buf_free(&a->raw); }
@@ -151,10 +151,15 @@ static inline void http_raw(const struct server_rig *r, const char *request, siz
     close(fd);
 }
 
+static inline bool has_host(const char *headers)
+{
+    return headers && (strncasecmp(headers, "Host:", 5) == 0 || strcasestr(headers, "\nHost:"));
+}
+
 static inline void http_get(const struct server_rig *r, const char *method, const char *path, const char *headers, struct answer *a)
 {
     char req[4096];
-    bool host = !headers || !strcasestr(headers, "Host:");
+    bool host = !has_host(headers);
     snprintf(req, sizeof req, "%s %s HTTP/1.1\r\n%s%sConnection: close\r\n\r\n", method, path, host ? "Host: 127.0.0.1\r\n" : "",
              headers ? headers : "");
     http_raw(r, req, strlen(req), a);
@@ -165,7 +170,7 @@ static inline void http_post_n(const struct server_rig *r, const char *path, con
 {
     char head[2048];
     struct buf b;
-    bool host = !headers || !strcasestr(headers, "Host:");
+    bool host = !has_host(headers);
     snprintf(head, sizeof head, "POST %s HTTP/1.1\r\n%s%sContent-Length: %zu\r\nConnection: close\r\n\r\n", path,
              host ? "Host: localhost\r\n" : "", headers ? headers : "", len);
     buf_init(&b, 0);
@@ -237,6 +242,7 @@ static inline void sse_parse(const struct answer *a, struct sse *s)
             json_t *text = json_at(v, "choices.0.delta.content"), *th = json_at(v, "choices.0.delta.reasoning_content");
             if (!text) text = json_at(v, "choices.0.text");
             s->n_chunks++;
+            if (json_int_at(v, "choices.0.index") != 0) text = th = NULL; /* another choice */
             if (json_at(v, "choices.0.delta.role")) s->role = true;
             if (text) buf_append(&s->content, json_string_value(text), json_string_length(text));
             if (th) buf_append(&s->reasoning, json_string_value(th), json_string_length(th));
