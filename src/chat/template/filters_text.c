@@ -207,14 +207,14 @@ F(f_truncate)
 {
     size_t n = 0, n_end = 3;
     if (self.type == TV_UNDEF) return self;
-    struct tv s = arg_str(r, self, "truncate's value");
     int64_t length = arg_int(r, arg[0], 255), leeway = arg[3].type == TV_NONE ? 5 : arg_int(r, arg[3], 5);
     struct tv end = arg[2].type == TV_ABSENT ? tv_str(r, "...", 3, ORG_TEMPLATE) : arg_str(r, arg[2], "end");
     if (r->status) return tv_undef(NULL);
-    tv_len(r, s, &n);
+    if (!tv_len(r, self, &n)) return render_type_error(r, "object of type '%s' has no len()", tv_type_name(self));
     tv_len(r, end, &n_end);
     if (length < (int64_t)n_end || leeway < 0) return render_type_error(r, "truncate: length is shorter than its end mark");
-    if ((int64_t)n <= length + leeway) return s;
+    if ((int64_t)n <= length + leeway) return self; /* a short list too, as in jinja2 */
+    struct tv s = arg_str(r, self, "truncate's value");
     struct tv cut = tv_slice(r, s, tv_none(), tv_int(length - (int64_t)n_end), tv_none());
     if (r->status) return tv_undef(NULL);
     if (!arg_bool(r, arg[1], false)) {

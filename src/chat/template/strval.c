@@ -161,6 +161,20 @@ bool tv_str_is(struct tv v, const char *lit)
     return tv_is_str(v) && v.u.s->len == strlen(lit) && memcmp(v.u.s->ptr, lit, v.u.s->len) == 0;
 }
 
+/* The bytes of s again and again, `total` in all. */
+static struct tv repeat_plain(struct render *r, struct tv s, size_t total)
+{
+    size_t len = s.u.s->len, done = len;
+    char *p = render_step(r, total / 256) ? render_alloc(r, total, 1) : NULL;
+    if (!p) return tv_undef(NULL);
+    memcpy(p, s.u.s->ptr, len);
+    for (; done < total; done += len) {
+        len = done < total - done ? done : total - done;
+        memcpy(p + done, p, len);
+    }
+    return make(r, p, total, s.org);
+}
+
 struct tv tv_str_repeat(struct render *r, struct tv s, int64_t times)
 {
     size_t len = s.u.s->len;
@@ -169,7 +183,8 @@ struct tv tv_str_repeat(struct render *r, struct tv s, int64_t times)
     if (times <= 0 || !len) return tsb_take(&b);
     if ((uint64_t)times > r->max_bytes / len)
         return render_fail(r, MB_TOO_LARGE, "a repeated string would pass the ceiling of %zu bytes", r->max_bytes);
-    if (!render_step(r, (uint64_t)times * (s.u.s->runs ? s.u.s->n_runs : 1) / 16)) return tv_undef(NULL);
+    if (!s.u.s->runs) return repeat_plain(r, s, (size_t)times * len);
+    if (!render_step(r, (uint64_t)times * s.u.s->n_runs)) return tv_undef(NULL);
     for (int64_t i = 0; i < times && !r->status; i++) tsb_add_str(&b, s);
     return tsb_take(&b);
 }

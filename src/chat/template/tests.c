@@ -65,15 +65,15 @@ T(t_upper) { (void)arg; return is_case(r, self, true); }
 
 T(t_filter)
 {
-    (void)r;
     (void)arg;
+    if (!tv_hashable(self)) return render_type_error(r, "unhashable type: '%s'", tv_type_name(self));
     return tv_bool(tv_is_str(self) && filter_find((struct str){ self.u.s->ptr, self.u.s->len }));
 }
 
 T(t_test)
 {
-    (void)r;
     (void)arg;
+    if (!tv_hashable(self)) return render_type_error(r, "unhashable type: '%s'", tv_type_name(self));
     return tv_bool(tv_is_str(self) && test_find((struct str){ self.u.s->ptr, self.u.s->len }));
 }
 
