@@ -64,10 +64,20 @@ static bool merge_put(struct bpe *b, struct merge_slot m)
     return true;
 }
 
+/* Merges wait in a queue, so that the three look-ups of each do not wait for memory one by one: half a million of
+ * them is what loading a large tokenizer.json takes its time for. */
+#define N_QUEUE 16
+struct queued_merge {
+    struct buf text;   /* left, right, result, one behind the other */
+    size_t len[3];
+    uint32_t hash[3];
+    uint32_t rank;
+};
 struct merge_loader {
     struct bpe *b;
     const struct vocab *v;
-    struct buf text;
+    struct queued_merge queue[N_QUEUE];
+    size_t n;
 };
 
 /* Does s hold a U+2581 behind another character? */
@@ -78,23 +88,62 @@ static bool spans_meta(const char *s, size_t n)
     return false;
 }
 
+static mb_status take_merge(struct merge_loader *l, const struct queued_merge *q, mb_error *err)
+{
+    const char *s = q->text.data ? q->text.data : "", *all = s + q->len[0] + q->len[1];
+    struct merge_slot m = { vocab_find_hashed(l->v, q->hash[0], s, q->len[0]),
+                            vocab_find_hashed(l->v, q->hash[1], s + q->len[0], q->len[1]), q->rank,
+                            vocab_find_hashed(l->v, q->hash[2], all, q->len[2]) };
+    if (m.left < 0 || m.right < 0 || m.id < 0)
+        return mb_fail(err, MB_BAD_FORMAT, "tokenizer.json: model.merges[%u]: its %s is not in model.vocab", q->rank,
+                       m.left < 0 ? "left piece" : m.right < 0 ? "right piece" : "result");
+    if (l->b->cut_meta && spans_meta(all, q->len[2])) l->b->cut_meta = false;
+    if (!merge_put(l->b, m)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
+    return MB_OK;
+}
+
+static mb_status take_queue(struct merge_loader *l, mb_error *err)
+{
+    size_t n = l->n;
+    l->n = 0;
+    for (int step = 1; step < 3; step++)
+        for (size_t i = 0; i < n; i++)
+            for (int k = 0; k < 3; k++) vocab_prefetch(l->v, l->queue[i].hash[k], step);
+    for (size_t i = 0; i < n; i++) MB_TRY(take_merge(l, &l->queue[i], err));
+    return MB_OK;
+}
+
 static mb_status load_merge(void *ctx, uint32_t i, struct str left, struct str right, mb_error *err)
 {
     struct merge_loader *l = ctx;
+    struct queued_merge *q = &l->queue[l->n];
     size_t skip = l->b->prefix.len <= right.len ? l->b->prefix.len : right.len;
-    buf_clear(&l->text);
-    buf_append(&l->text, left.ptr, left.len);
-    buf_append(&l->text, right.ptr + skip, right.len - skip);
-    MB_TRY(buf_status(&l->text, "model.merges", err));
-    const char *text = l->text.data ? l->text.data : "";
-    struct merge_slot m = { vocab_find(l->v, left.ptr, left.len), vocab_find(l->v, right.ptr, right.len), i,
-                            vocab_find(l->v, text, l->text.len) };
-    if (m.left < 0 || m.right < 0 || m.id < 0)
-        return mb_fail(err, MB_BAD_FORMAT, "tokenizer.json: model.merges[%u]: its %s is not in model.vocab", i,
-                       m.left < 0 ? "left piece" : m.right < 0 ? "right piece" : "result");
-    if (l->b->cut_meta && spans_meta(text, l->text.len)) l->b->cut_meta = false;
-    if (!merge_put(l->b, m)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
-    return MB_OK;
+    buf_clear(&q->text);
+    buf_append(&q->text, left.ptr, left.len);
+    buf_append(&q->text, right.ptr, right.len);
+    buf_append(&q->text, left.ptr, left.len);
+    buf_append(&q->text, right.ptr + skip, right.len - skip);
+    MB_TRY(buf_status(&q->text, "model.merges", err));
+    q->rank = i;
+    q->len[0] = left.len;
+    q->len[1] = right.len;
+    q->len[2] = left.len + right.len - skip;
+    const char *s = q->text.data ? q->text.data : "";
+    for (size_t k = 0, at = 0; k < 3; at += q->len[k++]) {
+        q->hash[k] = text_hash(s + at, q->len[k]);
+        vocab_prefetch(l->v, q->hash[k], 0);
+    }
+    return ++l->n == N_QUEUE ? take_queue(l, err) : MB_OK;
+}
+
+static mb_status load_merges(struct bpe *b, const struct vocab *v, struct str merges, mb_error *err)
+{
+    struct merge_loader l = { .b = b, .v = v };
+    for (size_t i = 0; i < N_QUEUE; i++) buf_init(&l.queue[i].text, TOKENIZER_MAX_FILE);
+    mb_status st = scan_merges(merges, load_merge, &l, err);
+    if (st == MB_OK) st = take_queue(&l, err);
+    for (size_t i = 0; i < N_QUEUE; i++) buf_free(&l.queue[i].text);
+    return st;
 }
 
 static void load_units(struct bpe *b, const struct vocab *v)
@@ -133,11 +182,7 @@ mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, cons
     load_units(b, v);
     if (!slots_grow(b)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
     if (!merges.ptr) return step_bad(err, section, "the key merges is missing");
-    struct merge_loader l = { .b = b, .v = v };
-    buf_init(&l.text, TOKENIZER_MAX_FILE);
-    mb_status st = scan_merges(merges, load_merge, &l, err);
-    buf_free(&l.text);
-    return st;
+    return load_merges(b, v, merges, err);
 }
 
 void bpe_free(struct bpe *b)

@@ -72,25 +72,30 @@ static bool skip_value(struct scan *s)
 /* Called with s at a member's value, which it must pass; key: its quoted text. false ends the walk. */
 typedef bool (*member_fn)(struct scan *s, struct str key, struct scan_parts *parts);
 
-/* Walks an object. Stops quietly at malformed text: the JSON reader will say what is wrong with it. */
-static void walk_object(struct scan *s, member_fn member, struct scan_parts *parts)
+/* Walks an object; true when its closing brace was passed. Stops quietly at malformed text: the JSON reader will say
+ * what is wrong with it. */
+static bool walk_object(struct scan *s, member_fn member, struct scan_parts *parts)
 {
     skip_space(s);
-    if (s->at >= s->end || *s->at != '{') return;
+    if (s->at >= s->end || *s->at != '{') return false;
     s->at++;
     for (;;) {
         skip_space(s);
-        if (s->at >= s->end || *s->at != '"') return;
+        if (s->at >= s->end || *s->at != '"') return false;
         const char *key = s->at;
-        if (!skip_string(s)) return;
+        if (!skip_string(s)) return false;
         size_t n_key = (size_t)(s->at - key);
         skip_space(s);
-        if (s->at >= s->end || *s->at != ':') return;
+        if (s->at >= s->end || *s->at != ':') return false;
         s->at++;
         skip_space(s);
-        if (!member(s, (struct str){ key, n_key }, parts)) return;
+        if (!member(s, (struct str){ key, n_key }, parts)) return false;
         skip_space(s);
-        if (s->at >= s->end || *s->at != ',') return;
+        if (s->at < s->end && *s->at == '}') {
+            s->at++;
+            return true;
+        }
+        if (s->at >= s->end || *s->at != ',') return false;
         s->at++;
     }
 }
@@ -110,7 +115,10 @@ static bool top_member(struct scan *s, struct str key, struct scan_parts *parts)
 {
     if (str_eq(key, STR_LIT("\"model\""))) {
         struct scan inner = *s;
-        walk_object(&inner, model_member, parts);
+        if (walk_object(&inner, model_member, parts)) {
+            *s = inner;
+            return true;
+        }
     }
     return skip_value(s);
 }

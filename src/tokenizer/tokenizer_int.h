@@ -94,11 +94,15 @@ struct vocab_entry {
     uint32_t len;
     bool present;
 };
+struct vocab_slot {
+    uint32_t hash; /* of the text: most other texts are told apart without looking at them */
+    int32_t id;    /* -1 empty */
+};
 struct vocab {
     struct buf blob;           /* texts, one behind the other, each with a NUL */
     struct vocab_entry *at;    /* [cap_ids] by id */
     int32_t n_ids, cap_ids;    /* n_ids: last id + 1 */
-    int32_t *slots;            /* [n_slots] open addressing; -1 empty */
+    struct vocab_slot *slots;  /* [n_slots] open addressing */
     uint32_t n_slots, n_used;
     uint32_t max_len;
 };
@@ -109,6 +113,9 @@ mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_e
 int32_t vocab_find(const struct vocab *v, const char *s, size_t len);      /* -1 */
 const char *vocab_text(const struct vocab *v, int32_t id, size_t *len);    /* NULL */
 uint32_t text_hash(const char *s, size_t len);
+/* vocab_find in steps for many texts at once: each step brings the memory of the next one into the cache. */
+int32_t vocab_find_hashed(const struct vocab *v, uint32_t hash, const char *s, size_t len);
+void vocab_prefetch(const struct vocab *v, uint32_t hash, int step); /* step 0, 1, 2 */
 
 /* --- regex.c, regex_translate.c --- */
 struct regex; /* opaque: compiled, immutable */

@@ -54,32 +54,36 @@ static bool ids_grow(struct vocab *v, int32_t id)
 }
 
 /* The slot of a text: its id's, or the empty one where it would go. */
-static uint32_t slot_of(const struct vocab *v, const char *s, size_t len)
+static uint32_t slot_of(const struct vocab *v, uint32_t hash, const char *s, size_t len)
 {
     uint32_t mask = v->n_slots - 1;
-    uint32_t i = text_hash(s, len) & mask;
-    for (;; i = (i + 1) & mask) {
-        int32_t id = v->slots[i];
-        if (id < 0) return i;
-        const struct vocab_entry *e = &v->at[id];
+    for (uint32_t i = hash & mask;; i = (i + 1) & mask) {
+        const struct vocab_slot *slot = &v->slots[i];
+        if (slot->id < 0) return i;
+        if (slot->hash != hash) continue;
+        const struct vocab_entry *e = &v->at[slot->id];
         if (e->len == len && memcmp(v->blob.data + e->off, s, len) == 0) return i;
     }
 }
 
+/* Where a slot whose text is in no other slot goes. */
+static void slot_insert(struct vocab *v, struct vocab_slot slot)
+{
+    uint32_t mask = v->n_slots - 1, i = slot.hash & mask;
+    while (v->slots[i].id >= 0) i = (i + 1) & mask;
+    v->slots[i] = slot;
+}
+
 static bool slots_grow(struct vocab *v)
 {
-    uint32_t n_old = v->n_slots, n = n_old ? n_old * 2 : 2048;
-    int32_t *old = v->slots;
-    int32_t *slots = mb_alloc(n * sizeof *slots);
+    uint32_t n_old = v->n_slots, n = n_old ? n_old * 4 : 2048;
+    struct vocab_slot *old = v->slots, *slots = mb_alloc(n * sizeof *slots);
     if (!slots) return false;
     memset(slots, 0xFF, n * sizeof *slots);
     v->slots = slots;
     v->n_slots = n;
-    for (uint32_t i = 0; i < n_old; i++) {
-        if (old[i] < 0) continue;
-        const struct vocab_entry *e = &v->at[old[i]];
-        slots[slot_of(v, v->blob.data + e->off, e->len)] = old[i];
-    }
+    for (uint32_t i = 0; i < n_old; i++)
+        if (old[i].id >= 0) slot_insert(v, old[i]);
     mb_free(old);
     return true;
 }
@@ -87,16 +91,24 @@ static bool slots_grow(struct vocab *v)
 /* Take a text out of the table, closing the gap in its probe chain. */
 static void slot_remove(struct vocab *v, uint32_t hole)
 {
-    uint32_t mask = v->n_slots - 1, i = hole;
-    v->slots[hole] = -1;
-    for (;;) {
-        i = (i + 1) & mask;
-        int32_t id = v->slots[i];
-        if (id < 0) return;
-        const struct vocab_entry *e = &v->at[id];
-        v->slots[i] = -1;
-        v->slots[slot_of(v, v->blob.data + e->off, e->len)] = id;
+    uint32_t mask = v->n_slots - 1;
+    v->slots[hole].id = -1;
+    v->n_used--;
+    for (uint32_t i = (hole + 1) & mask; v->slots[i].id >= 0; i = (i + 1) & mask) {
+        struct vocab_slot moved = v->slots[i];
+        v->slots[i].id = -1;
+        slot_insert(v, moved);
     }
+}
+
+/* The id is about to get another text: forget the one it has. */
+static void entry_drop(struct vocab *v, int32_t id)
+{
+    struct vocab_entry *e = &v->at[id];
+    const char *text = v->blob.data + e->off;
+    uint32_t i = slot_of(v, text_hash(text, e->len), text, e->len);
+    if (v->slots[i].id == id) slot_remove(v, i);
+    e->present = false;
 }
 
 mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_error *err)
@@ -105,37 +117,41 @@ mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_e
         return mb_fail(err, MB_BAD_FORMAT, "tokenizer.json: token id %d is outside 0..%d", (int)id,
                        (int)TOKENIZER_MAX_ID - 1);
     if (len > UINT32_MAX / 4) return mb_fail(err, MB_TOO_LARGE, "tokenizer.json: a piece has %zu bytes", len);
-    if ((v->n_used + 1) * 2 > v->n_slots && !slots_grow(v)) goto no_memory;
-    if (!ids_grow(v, id)) goto no_memory;
-    struct vocab_entry *e = &v->at[id];
-    if (e->present) { /* the id had another text: that text is gone */
-        uint32_t i = slot_of(v, v->blob.data + e->off, e->len);
-        if (v->slots[i] == id) {
-            slot_remove(v, i);
-            v->n_used--;
-        }
-        e->present = false;
-    }
+    if (((v->n_used + 1) * 2 > v->n_slots && !slots_grow(v)) || !ids_grow(v, id))
+        return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the vocabulary");
+    if (v->at[id].present) entry_drop(v, id);
     size_t off = v->blob.len;
     buf_append(&v->blob, s, len);
     buf_append_char(&v->blob, '\0');
     MB_TRY(buf_status(&v->blob, "tokenizer.json: vocabulary", err));
-    uint32_t slot = slot_of(v, v->blob.data + off, len);
-    if (v->slots[slot] >= 0) v->at[v->slots[slot]].present = false; /* the text had another id */
+    uint32_t hash = text_hash(s, len), slot = slot_of(v, hash, s, len);
+    if (v->slots[slot].id >= 0) v->at[v->slots[slot].id].present = false; /* the text had another id */
     else v->n_used++;
-    *e = (struct vocab_entry){ off, (uint32_t)len, true };
-    v->slots[slot] = id;
+    v->at[id] = (struct vocab_entry){ off, (uint32_t)len, true };
+    v->slots[slot] = (struct vocab_slot){ hash, id };
     if (id >= v->n_ids) v->n_ids = id + 1;
     if (len > v->max_len) v->max_len = (uint32_t)len;
     return MB_OK;
-no_memory:
-    return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the vocabulary");
+}
+
+int32_t vocab_find_hashed(const struct vocab *v, uint32_t hash, const char *s, size_t len)
+{
+    if (!v->n_slots || len > v->max_len) return -1;
+    return v->slots[slot_of(v, hash, s, len)].id;
 }
 
 int32_t vocab_find(const struct vocab *v, const char *s, size_t len)
 {
-    if (!v->n_slots || len > v->max_len) return -1;
-    return v->slots[slot_of(v, s, len)];
+    return len > v->max_len ? -1 : vocab_find_hashed(v, text_hash(s, len), s, len);
+}
+
+void vocab_prefetch(const struct vocab *v, uint32_t hash, int step)
+{
+    if (!v->n_slots) return;
+    const struct vocab_slot *slot = &v->slots[hash & (v->n_slots - 1)];
+    if (step == 0) __builtin_prefetch(slot);
+    else if (slot->id >= 0 && step == 1) __builtin_prefetch(&v->at[slot->id]);
+    else if (slot->id >= 0) __builtin_prefetch(v->blob.data + v->at[slot->id].off);
 }
 
 const char *vocab_text(const struct vocab *v, int32_t id, size_t *len)
