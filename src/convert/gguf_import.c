@@ -108,7 +108,9 @@ static mb_status check_space(struct import *im, const char *dir, mb_error *err)
 static mb_status texts_make(struct import *im, struct import_texts *t, mb_error *err)
 {
     MB_TRY(import_config_make(im, &t->config, &t->generation, err));
-    return import_tokenizer_make(im, &t->tokenizer, &t->tokenizer_config, &t->chat_template, err);
+    MB_TRY(import_tokenizer_make(im, &t->tokenizer, &t->tokenizer_config, &t->chat_template, err));
+    /* A look-up that had no memory for its key took a default. */
+    return im->arena.failed ? mb_fail(err, MB_NO_MEMORY, "%s: no memory for the metadata", im->path) : MB_OK;
 }
 
 static mb_status folder_fill(struct import *im, const char *dir, const struct import_texts *t,

@@ -276,9 +276,12 @@ static json_t *post_processor(const struct import *im, const struct import_vocab
     const char *text = v->pieces[bos].ptr;
     size_t len = v->pieces[bos].len;
     json_t *special = json_object();
-    if (special)
-        json_object_setn_new(special, text, len, json_pack("{s:s%, s:[I], s:[s%]}", "id", text, len, "ids",
-                                                           (json_int_t)bos, "tokens", text, len));
+    if (!special || json_object_setn_new(special, text, len,
+                                         json_pack("{s:s%, s:[I], s:[s%]}", "id", text, len, "ids", (json_int_t)bos,
+                                                   "tokens", text, len)) != 0) {
+        json_decref(special);
+        return NULL; /* the caller's json_pack fails on it */
+    }
     return json_pack("{s:s, s:[{s:{s:s%, s:i}}, {s:{s:s, s:i}}], s:[{s:{s:s%, s:i}}, {s:{s:s, s:i}}, {s:{s:s%, s:i}}, "
                      "{s:{s:s, s:i}}], s:o}",
                      "type", "TemplateProcessing", "single", "SpecialToken", "id", text, len, "type_id", 0, "Sequence",
