@@ -19,6 +19,7 @@ static void start(struct http_exchange *x, const struct api_dialect *d)
     if (st == MB_OK) {
         x->is_stream = x->req->stream;
         x->req->gen.t_received_ns = clock_now_ns();
+        x->req->gen.trace_id = x->trace_id[0] ? x->trace_id : NULL;
         st = s->client.start(s->client.ctx, &x->req->gen, pump_notify, x, &gen, &err);
     }
     if (st != MB_OK) {
@@ -62,6 +63,11 @@ static void send(struct http_exchange *x, struct buf *b, bool end)
     if (b->len == 0 && !end && !b->failed) return;
     open_stream(x);
     pthread_mutex_lock(&x->lock);
+    if (x->out_off > OUT_LOW_BYTES) { /* what was sent goes, or the buffer would grow as long as the client is behind */
+        memmove(x->out.data, x->out.data + x->out_off, x->out.len - x->out_off);
+        x->out.len -= x->out_off;
+        x->out_off = 0;
+    }
     if (!b->failed) buf_append(&x->out, b->data ? b->data : "", b->len);
     x->stream_end = x->stream_end || end || b->failed || x->out.failed;
     http_resume_locked(x);

@@ -16,9 +16,11 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/threads.h"
 #include "server/server_int.h"
 
 #define DISCARD_MAX_BYTES ((size_t)16 << 20)   /* of a body that is not wanted */
+#define BODY_BYTES_PER_MS 200                  /* the slowest sender we wait for, beyond 30 s */
 #define STREAM_BLOCK_BYTES (32 * 1024)
 #define INACTIVITY_S 120                       /* a client that takes nothing for so long is dropped */
 
@@ -177,6 +179,8 @@ static void check_headers(struct http_exchange *x, const char *method, const cha
     int n_hosts = 0;
     const char *host = header(x, "Host"), *expect = header(x, "Expect");
     MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_host, &n_hosts);
+    const char *trace = header(x, "x-mlx-bun-trace-id");
+    if (trace) snprintf(x->trace_id, sizeof x->trace_id, "%s", trace);
     set_request_id(x);
     if (!host_check(x, host, n_hosts)) return;
     if (!origin_check(x, header(x, "Origin"), host)) return;
@@ -299,6 +303,13 @@ static bool has_answer(struct http_exchange *x)
 }
 
 /* --- one request --- */
+static int64_t body_deadline_ms(const struct http_exchange *x, size_t len, bool known)
+{
+    int64_t most = x->route && x->route->deadline_s ? (int64_t)x->route->deadline_s * 1000 : 30000;
+    int64_t fair = 30000 + (int64_t)(len / BODY_BYTES_PER_MS);
+    return known && fair < most ? fair : most;
+}
+
 static enum MHD_Result begin(struct server *s, struct MHD_Connection *c, const char *path, const char *method, void **con)
 {
     struct http_exchange *x = exchange_new(s);
@@ -311,7 +322,7 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *c, const c
     x->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     bool body = body_expected(x, &len, &known);
     check_headers(x, method, path, len, known);
-    conn_set(s, x->conn, CONN_BODY, x->route && x->route->deadline_s ? x->route->deadline_s * 1000 : 30000);
+    conn_set(s, x->conn, CONN_BODY, body_deadline_ms(x, len, known));
     if (!has_answer(x)) return MHD_YES;
     if (!body || header(x, "Expect") || (known && len > DISCARD_MAX_BYTES)) return answer(x);
     x->discard = true;
@@ -390,10 +401,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **con, enum M
     pthread_mutex_unlock(&x->lock);
     conn_set(s, x->conn, CONN_IDLE, s->opt.idle_timeout_ms);
     x->conn = NULL;
-    if (x->watched) {
-        pump_unwatch(x);
-        pump_wake(x); /* drops the watch's reference, and the generation if it still runs */
-    }
+    if (pump_unwatch(x)) pump_wake(x); /* drops the watch's reference, and the generation if it still runs */
     exchange_unref(x);
 }
 
@@ -412,6 +420,12 @@ static bool peer_is_local(struct MHD_Connection *c)
 static void on_connection(void *cls, struct MHD_Connection *c, void **ctx, enum MHD_ConnectionNotificationCode code)
 {
     struct server *s = cls;
+    static _Thread_local bool lowered;
+    if (!lowered) { /* the library made this thread; the compute threads come first */
+        lowered = true;
+        threads_set_name("http");
+        threads_lower_priority();
+    }
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
         *ctx = conn_add(s, MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd, peer_is_local(c));
     } else if (*ctx) {

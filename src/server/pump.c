@@ -47,22 +47,23 @@ bool pump_watch(struct http_exchange *x)
 {
     struct epoll_event ev = { .events = EPOLLRDHUP | EPOLLONESHOT, .data.ptr = x };
     exchange_ref(x);
-    if (epoll_ctl(x->s->epoll_fd, EPOLL_CTL_ADD, x->fd, &ev) != 0) {
-        exchange_unref(x);
-        return false;
-    }
-    x->watched = true;
-    return true;
+    pthread_mutex_lock(&x->lock);
+    bool ok = x->watched = epoll_ctl(x->s->epoll_fd, EPOLL_CTL_ADD, x->fd, &ev) == 0;
+    pthread_mutex_unlock(&x->lock);
+    if (!ok) exchange_unref(x);
+    return ok;
 }
 
-void pump_unwatch(struct http_exchange *x)
+/* Under the exchange's lock, as re-arming is: the next request of this connection will use the same descriptor. */
+bool pump_unwatch(struct http_exchange *x)
 {
-    if (!x->watched) return;
-    epoll_ctl(x->s->epoll_fd, EPOLL_CTL_DEL, x->fd, NULL);
-    x->watched = false;
     pthread_mutex_lock(&x->lock);
-    x->unwatched = true;
+    bool was = x->watched;
+    if (was) epoll_ctl(x->s->epoll_fd, EPOLL_CTL_DEL, x->fd, NULL);
+    x->watched = false;
+    if (was) x->unwatched = true;
     pthread_mutex_unlock(&x->lock);
+    return was;
 }
 
 /* --- the pump's list --- */

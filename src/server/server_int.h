@@ -51,6 +51,7 @@ struct http_exchange {
     const struct route_row *route;
     char *rest;                    /* decoded rest of the path, owned; NULL */
     char request_id[72];
+    char trace_id[64];             /* x-mlx-bun-trace-id (API-337) */
     char *cors_origin;             /* allowed Origin to echo, owned; NULL */
     bool foreign_origin;
     char encoding[8];              /* "", "gzip", "zstd" */
@@ -171,7 +172,7 @@ void pump_stop(struct server *s);
 void pump_wake(struct http_exchange *x);    /* x has something to do */
 void pump_notify(void *x);                  /* gen_notify_fn */
 bool pump_watch(struct http_exchange *x);   /* HTTP thread, when x becomes pending */
-void pump_unwatch(struct http_exchange *x); /* HTTP thread, when x is completed */
+bool pump_unwatch(struct http_exchange *x); /* HTTP thread, when x is completed; was it watched? */
 
 /* workers.c */
 mb_status work_start(struct server *s, mb_error *err);
