@@ -32,7 +32,7 @@ struct rig {
     int32_t chunk[512];   /* n of every row of more than one token, in order; and index of its end */
     int32_t chunk_end[512];
     int32_t n_chunks;
-    int32_t n_done;
+    int32_t n_steps, n_done;
 };
 
 struct rig_job {
@@ -49,6 +49,7 @@ struct rig_job {
     char text[128];
     int32_t n_ended, n_started, n_cached, n_prompt_seen, n_progress, n_scored, first_scored, last_scored, n_done_calls;
     double score_sum;
+    int32_t step_at_done; /* steps begun by then */
     bool done;
     /* behaviour */
     int32_t stop_after, park_every, cancel_after, fail_after; /* tokens of choice 0; 0 = never */
@@ -67,6 +68,7 @@ static inline void rig_on_batch(void *ctx, const struct row *rows, int32_t n_row
             r->chunk[r->n_chunks] = rows[i].n;
             r->chunk_end[r->n_chunks++] = rows[i].i_first + rows[i].n;
         }
+    r->n_steps++;
     r->in_step = true;
     pthread_cond_broadcast(&r->changed);
     while (r->closed_gate) pthread_cond_wait(&r->changed, &r->lock);
@@ -152,7 +154,10 @@ static inline void job_on_progress(void *ctx, int32_t done, int32_t total)
 {
     struct rig_job *j = ctx;
     assert_true(done <= total);
+    rig_lock(j->rig);
     j->n_progress++;
+    pthread_cond_broadcast(&j->rig->changed);
+    rig_unlock(j->rig);
 }
 
 static inline enum verdict job_on_token(void *ctx, int32_t i, const struct draw *d, bool is_end)
@@ -208,6 +213,7 @@ static inline void job_on_done(void *ctx)
     rig_lock(j->rig);
     assert_int_equal(j->n_ended, j->job.n_choices);
     j->n_done_calls++;
+    j->step_at_done = j->rig->n_steps;
     j->done = true;
     j->rig->n_done++;
     pthread_cond_broadcast(&j->rig->changed);
