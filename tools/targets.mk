@@ -18,8 +18,11 @@ layers: ## compare the include edges of src/ with tools/layers.txt
 	@tools/layers
 report: ## the longest files and functions
 	@tools/report
-docs: ## write the generated pages of docs/
+docs: $(BUILD)/mlx-bun ## write the generated pages of docs/
 	@tools/coverage
+	@$< help --docs > docs/flags.md
+	@$< help --docs-errors > docs/errors.md
+	@$< help --docs-routes > docs/routes.md
 clean: ## remove every build folder
 	rm -rf build build-*
 
@@ -95,9 +98,10 @@ marked     = $(patsubst tests/%.c,$(BUILD)/tests/%,$(shell grep -l '$(1): yes' $
 ALLOC_BINS = $(REPLAY_BINS) $(call marked,alloc-fail)
 FAULT_BINS = $(call marked,faults)
 allocs-failed:
-	@$(MAKE) --no-print-directory -s -j$(JOBS) $(ALLOC_BINS) $(FAULT_BINS)
+	@$(MAKE) --no-print-directory -s -j$(JOBS) $(PROGRAM) $(ALLOC_BINS) $(FAULT_BINS)
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
 	@$(RUN) c $(BUILD) $(FAULT_BINS)
+	@$(RUN) py $(BUILD) tests/cli/test_prove_fault.py
 	@$(RUN) alloc-fail $(BUILD) $(ALLOC_BINS)
 
 # --- use ---
@@ -106,7 +110,9 @@ run: all ## fetch the starter model and serve it at 127.0.0.1:8080
 	@dir=$$($(BUILD)/mlx-bun get --starter | tail -n 1) && exec $(BUILD)/mlx-bun serve "$$dir"
 
 install: build ## copy program, library, headers and mlxbun.pc below $(DESTDIR)$(PREFIX)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig \
+	    $(DESTDIR)$(PREFIX)/share/mlx-bun/fidelity
+	install -m 644 tests/golden/fidelity/texts/*.txt $(DESTDIR)$(PREFIX)/share/mlx-bun/fidelity/
 	install -m 755 $(BUILD)/mlx-bun $(DESTDIR)$(PREFIX)/bin/mlx-bun
 	install -m 644 include/mlxbun.h include/mlxbun_status.h $(DESTDIR)$(PREFIX)/include/
 	install -m 755 $(BUILD)/libmlxbun.so $(DESTDIR)$(PREFIX)/lib/libmlxbun.so.0

@@ -41,10 +41,9 @@ void help_print_verb(const struct verb *v);
 
 /* One line "mlx-bun: warning: ..." to stderr. */
 void cli_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* Flush stdout; MB_IO when anything could not be written (a full disk), MB_OK when the reader has gone away (a pipe). */
+/* Flush stdout; MB_IO when anything could not be written (a full disk). When the reader of a pipe has gone away the process
+ * ends by SIGPIPE, which is ignored until then so that engines are closed in order. */
 mb_status cli_flush(mb_error *err);
-/* True once a write to stdout has failed: no sense in going on. */
-bool cli_stdout_gone(void);
 
 /* --- input.c --- */
 /* Whole file into b, "-" is standard input; at most limit_bytes. */

@@ -11,7 +11,6 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "server/routes.h"
 #include "server/server.h"
 
 /* The one thing a signal handler can reach. Set before the handlers are installed, never cleared while they are. */
@@ -83,7 +82,7 @@ static void set_server_options(const struct flags *f, struct server_options *o)
     };
 }
 
-/* Host for URLs: what a browser on this machine can open (CFG-048). */
+/* Host for URLs: what a client on this machine can open (CFG-048). */
 static const char *url_host(const struct flags *f)
 {
     const char *h = f->host.s;
@@ -129,26 +128,7 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
     fflush(stdout);
 }
 
-/* CFG-107: only a person at a terminal, only when there is a page. */
-static void open_browser(const struct flags *f, const struct server *s)
-{
-    char url[300], base[256];
-    char allowed[64];
-    const char *rest;
-    if (f->no_open.b || f->unix_path.given || !isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO)) return;
-    if (!route_find("GET", "/", &rest, allowed)) return;
-    url_of(f, s, base);
-    snprintf(url, sizeof url, "%s/#/chat", base);
-    pid_t child = fork();
-    if (child != 0) return;
-    if (fork() == 0) { /* a grandchild: nobody has to wait for it */
-        execlp("xdg-open", "xdg-open", url, (char *)NULL);
-        _exit(127);
-    }
-    _exit(0);
-}
-
-/* --- */
+/* --- one run --- */
 static mb_status find_model(const struct flags *f, const char *positional, char path[MODEL_PATH_MAX], mb_error *err)
 {
     MB_TRY(model_find(f, positional, false, path, err));
@@ -181,7 +161,6 @@ static mb_status serve(const struct flags *f, mb_engine *e, const char *path, mb
     MB_TRY(server_open(&s, &client, &opt, err));
     install_signals(s);
     if (!f->quiet.b) print_card(f, e, path, s);
-    open_browser(f, s);
     server_run(s);
     restore_signals();
     server_close(s);

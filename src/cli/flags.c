@@ -48,13 +48,13 @@ static const struct flag_row rows[] = {
     { .name = "client-timeout", .type = FLAG_NUMBER, .off = OFF(client_timeout), .dflt = "60", .min = 1, .max = 86400,
       .commands = CMD_SERVE, .unit = "S", .help = "end a generation whose client has not read for so long" },
     { .name = "no-open", .type = FLAG_BOOL, .off = OFF(no_open), .commands = CMD_SERVE, .isolate = ISOLATE_PARENT,
-      .help = "do not open a browser when the server is ready",
-      .note = "One is opened only from a terminal, and only when the build has the page.", .spec = "T1.39 CFG-107 CFG-108" },
+      .state = FLAG_NO_EFFECT, .help = "accepted, changes nothing",
+      .note = "This version has no chat page, so no browser is opened with or without it.", .spec = "T1.39 CFG-107 CFG-108" },
     { .name = "isolate", .type = FLAG_BOOL, .off = OFF(isolate), .commands = CMD_SERVE, .state = FLAG_NOT_YET,
       .isolate = ISOLATE_PARENT, .help = "run the engine in a process of its own", .spec = "T1.15 CFG-067 CFG-068" },
-    { .name = "model-pool", .type = FLAG_INT, .off = OFF(model_pool), .dflt = "1", .min = -BIG, .max = BIG,
+    { .name = "model-pool", .type = FLAG_INT, .off = OFF(model_pool), .dflt = "1", .min = -1e6, .max = 1e6,
       .commands = CMD_SERVE, .state = FLAG_NO_EFFECT, .isolate = ISOLATE_PARENT, .needs = "isolate", .unit = "N",
-      .help = "most engines resident under --isolate", .note = "Ignored with a warning without --isolate.",
+      .help = "most engines resident under --isolate", .note = "Ignored with a warning without --isolate. Below 1 counts as 1.",
       .spec = "T1.16 CFG-069 CFG-070" },
 
     /* --- memory, caches, scheduling --- */

@@ -90,11 +90,11 @@ static void print_range(const struct flag_row *r)
     switch (r->type) {
     case FLAG_BOOL: snprintf(text, sizeof text, r->name ? "switch" : "0 or 1"); break;
     case FLAG_ONOFF: snprintf(text, sizeof text, "on, off"); break;
-    case FLAG_INT: snprintf(text, sizeof text, "integer, %.15g to %.15g", r->min, r->max); break;
-    case FLAG_NUMBER: snprintf(text, sizeof text, "number, %.15g to %.15g", r->min, r->max); break;
-    case FLAG_BYTES_GB: snprintf(text, sizeof text, "decimal GB, %.15g to %.15g", r->min, r->max); break;
-    case FLAG_BYTES_GIB: snprintf(text, sizeof text, "GiB, %.15g to %.15g", r->min, r->max); break;
-    case FLAG_BYTES_MB: snprintf(text, sizeof text, "decimal MB, %.15g to %.15g", r->min, r->max); break;
+    case FLAG_INT: snprintf(text, sizeof text, "integer, %.16g to %.16g", r->min, r->max); break;
+    case FLAG_NUMBER: snprintf(text, sizeof text, "number, %.16g to %.16g", r->min, r->max); break;
+    case FLAG_BYTES_GB: snprintf(text, sizeof text, "decimal GB, %.16g to %.16g", r->min, r->max); break;
+    case FLAG_BYTES_GIB: snprintf(text, sizeof text, "GiB, %.16g to %.16g", r->min, r->max); break;
+    case FLAG_BYTES_MB: snprintf(text, sizeof text, "decimal MB, %.16g to %.16g", r->min, r->max); break;
     case FLAG_LIST: snprintf(text, sizeof text, "text, up to %d times", FLAG_LIST_MAX); break;
     case FLAG_STRING: snprintf(text, sizeof text, "text"); break;
     case FLAG_CHOICE:
@@ -155,7 +155,7 @@ static void print_docs_row(const struct flag_row *r)
     }
     print_verbs(r->commands);
     print_cell(states[r->state]);
-    if (r->help && r->state == FLAG_LIVE) printf("%s. ", r->help);
+    if (r->help && r->state == FLAG_LIVE) printf("%s.%s", r->help, r->note ? " " : "");
     for (const char *p = r->note; p && *p; p++) {
         if (*p == '|') putchar('\\');
         putchar(*p);

@@ -38,7 +38,7 @@ static mb_status parse_number(const struct flag_row *row, const char *name, cons
     double d = strtod(text, &end);
     bool ok = end != text && *end == '\0' && isfinite(d) && d >= row->min && d <= row->max && (!is_int || d == floor(d));
     if (text[0] == ' ' || strpbrk(text, "xXpP")) ok = false; /* strtod knows hexadecimal; flags do not */
-    snprintf(wanted, sizeof wanted, "%s from %.15g to %.15g", is_int ? "an integer" : "a number", row->min, row->max);
+    snprintf(wanted, sizeof wanted, "%s from %.16g to %.16g", is_int ? "an integer" : "a number", row->min, row->max);
     if (!ok) return fail_value(name, wanted, text, err);
     double unit = row->type == FLAG_BYTES_GB ? 1e9 : row->type == FLAG_BYTES_GIB ? 1073741824.0
                   : row->type == FLAG_BYTES_MB ? 1e6 : 1;
@@ -204,6 +204,7 @@ struct parse {
     unsigned command;
     int argc, i;
     char **argv;
+    bool after_unknown;     /* the argument before was an unknown flag: this one may be its value */
     bool by_alias[160]; /* rows whose value came from an alias: the flag's own name still beats it */
 };
 
@@ -308,6 +309,7 @@ static mb_status take_arg(struct parse *p, mb_error *err)
     }
     if (row) return take_flag(p, row, name, value, err);
     warn_unknown(name[0] ? name : arg + strspn(arg, "-"), p->command);
+    p->after_unknown = true;
     return MB_OK;
 }
 
@@ -338,12 +340,16 @@ mb_status flags_parse(struct flags *out, unsigned command, int argc, char **argv
     for (size_t i = 0; i < n; i++)
         if (rows[i].commands & command) read_env(out, &rows[i]);
     for (p.i = first; p.i < argc; p.i++) {
+        bool after_unknown = p.after_unknown;
+        p.after_unknown = false;
         if (!only_positional && strcmp(argv[p.i], "--") == 0) {
             only_positional = true;
         } else if (!only_positional && is_flag(argv[p.i])) {
             MB_TRY(take_arg(&p, err));
         } else if (*n_positional < cap) {
             positional[(*n_positional)++] = argv[p.i];
+        } else if (after_unknown) { /* CFG-003: an unknown flag never ends the run, nor does what stands behind it */
+            cli_warn("argument '%s' behind it ignored", shown(argv[p.i], text));
         } else {
             return mb_fail(err, MB_INVALID, "unexpected argument '%s'; see mlx-bun help %s", shown(argv[p.i], text),
                            cli_verb_name(command));

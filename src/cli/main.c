@@ -1,5 +1,6 @@
 /* main.c: one verb, its flags, its status. Prints errors and turns them into exit statuses by the error table; a command
  * line that cannot be understood is always 2. */
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
@@ -10,6 +11,11 @@
 #include "cli/cli.h"
 
 #define EXIT_USAGE 2
+#ifdef MB_FAULTS
+#define FAULTS_TEXT " (fault points)"
+#else
+#define FAULTS_TEXT ""
+#endif
 
 void cli_warn(const char *fmt, ...)
 {
@@ -21,19 +27,21 @@ void cli_warn(const char *fmt, ...)
     fprintf(stderr, "mlx-bun: warning: %s\n", text);
 }
 
-static bool stdout_gone;
-
-bool cli_stdout_gone(void)
+/* Has the reader of standard output gone away? */
+static bool is_pipe_broken(void)
 {
-    return stdout_gone;
+    struct pollfd p = { .fd = STDOUT_FILENO };
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLERR);
 }
 
 mb_status cli_flush(mb_error *err)
 {
-    bool failed = fflush(stdout) != 0 || ferror(stdout);
-    if (!failed || stdout_gone) return MB_OK;
-    stdout_gone = true;
-    return mb_fail_errno(err, "cannot write to", "standard output");
+    if (fflush(stdout) == 0 && !ferror(stdout)) return MB_OK;
+    if (is_pipe_broken()) { /* as every program in a pipe: quietly */
+        signal(SIGPIPE, SIG_DFL);
+        raise(SIGPIPE);
+    }
+    return mb_fail(err, MB_IO, "cannot write to standard output: is the disk full?");
 }
 
 static void set_log(const struct flags *f, unsigned command)
@@ -81,7 +89,7 @@ int main(int argc, char **argv)
     const char *name = argv[1];
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0 || strcmp(name, "version") == 0) {
         mb_error err;
-        printf("mlx-bun %s\n", mb_version());
+        printf("mlx-bun %s%s\n", mb_version(), FAULTS_TEXT);
         return cli_flush(&err) == MB_OK ? 0 : fail(&err, 7);
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) return usage();

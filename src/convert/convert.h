@@ -27,7 +27,7 @@ struct convert_report {
     double worst_error;         /* largest |weight - source weight| over the rounded tensors */
     double worst_error_share;   /* largest error as a share of the largest |weight| of its group of 32 */
     char worst_tensor[128];     /* where worst_error is; "" when nothing was rounded */
-    uint64_t size_bytes;        /* of model.safetensors */
+    uint64_t size_bytes;        /* of the tensors in model.safetensors */
     char notes[1024];           /* lines for the user, each ended by '\n'; "" when there is nothing to say */
 };
 

@@ -173,6 +173,7 @@ mb_status engine_load_estimate(const struct engine_load *opt, struct engine_load
     mb_status st = model_size_estimate(&size, opt->dir, &mo, err);
     if (st == MB_OK) st = model_config_read(&spec, opt->dir, err);
     if (st == MB_OK) {
+        if (opt->n_context > 0 && opt->n_context < spec.n_context) spec.n_context = opt->n_context;
         fill_info(&spec, info);
         info->weight_bytes = size.weight_bytes;
         info->scratch_bytes = size.scratch_bytes;
