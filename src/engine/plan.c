@@ -3,13 +3,13 @@
  * First every active sequence, oldest first, is given pages for its smallest next row; when the pool is out of pages
  * (the tree has already been asked) the youngest holder is preempted, parked ones before all others. Then the rows:
  * all that have one token to compute (decode), then prefill in turns within a share of time: at most
- * max(share * a decode-only step, 20 ms), turned into tokens by the measured rate; without decode rows the whole batch.
- * A prefill chunk ends where a recurrent state must be kept and never inside a two-way span. No effect on bits. */
+ * max(share * a decode-only step, 20 ms), turned into tokens by the measured rate; without decode rows a quarter of a
+ * second, so that others get their turn and a cancel is heard. A prefill chunk ends where a recurrent state must be kept and never inside a two-way span. No effect on bits. */
 #include "base/log.h"
 #include "engine/engine_int.h"
 
-enum { FIRST_GUESS_TOKENS = 32, LEAST_TOKENS = 8 };
-static const double PREFILL_FLOOR_NS = 20e6;
+enum { FIRST_GUESS_TOKENS = 32, LEAST_TOKENS = 8, LEAST_TOKENS_ALONE = 256 };
+static const double PREFILL_FLOOR_NS = 20e6, PREFILL_ALONE_NS = 250e6;
 
 /* `end`, or `mark` when the row must end there before; a mark inside a two-way span cannot be kept. */
 static int32_t stop_at(const struct sequence *s, int32_t mark, int32_t end)
@@ -117,11 +117,13 @@ static void secure_all(struct engine *e)
 static int32_t prefill_tokens(const struct engine *e, const struct step *st)
 {
     int32_t room = e->info->m_max - st->n_tokens;
-    if (st->n_rows == 0) return room;
+    bool alone = st->n_rows == 0;
     double ns = e->opt.prefill_share * e->meter.decode_ns, rate = e->meter.prefill_ns_per_token;
-    if (ns < PREFILL_FLOOR_NS) ns = PREFILL_FLOOR_NS;
-    double n = rate > 0 ? ns / rate : FIRST_GUESS_TOKENS;
-    if (n < LEAST_TOKENS) n = LEAST_TOKENS;
+    if (alone) ns = PREFILL_ALONE_NS;
+    else if (ns < PREFILL_FLOOR_NS) ns = PREFILL_FLOOR_NS;
+    double n = rate > 0 ? ns / rate : alone ? room : FIRST_GUESS_TOKENS;
+    double least = alone ? LEAST_TOKENS_ALONE : LEAST_TOKENS;
+    if (n < least) n = least;
     return n < room ? (int32_t)n : room;
 }
 

@@ -211,6 +211,42 @@ static void test_two_way_spans_checked(void **state)
     rig_close(&r);
 }
 
+/* B-100, the scheduler's part: beside a running stream a long prompt gets max(3 decode steps, 20 ms) of each step,
+ * here about 20 tokens; alone it gets a quarter of a second, but no fewer than 256 tokens. */
+static void test_b100_prefill_share(void **state)
+{
+    struct rig r;
+    struct rig_job stream, prompt;
+    rig_kinds(&r, full_kind, 1);
+    r.so.step_delay_ms = 1;
+    r.so.prefill_delay_ms_per_1k = 1000;
+    rig_open(&r);
+    job_init(&stream, &r, 600, 0, 1);
+    job_init(&prompt, &r, 600, 0, 2);
+    stream.job.max_tokens = -1;
+    job_submit(&stream);
+    job_wait_tokens(&stream, 30);
+    rig_lock(&r);
+    int32_t n_alone = r.n_chunks;
+    rig_unlock(&r);
+    job_run(&prompt);
+    engine_cancel(r.engine, stream.id);
+    job_wait(&stream);
+    assert_int_equal(r.chunk[0], 600); /* no rate known yet */
+    assert_int_equal(n_alone, 1);
+    assert_true(r.n_chunks >= 10);
+    for (int32_t i = 1; i < r.n_chunks; i++) assert_true(r.chunk[i] >= 8 && r.chunk[i] <= 100);
+    assert_as_alone(&prompt);
+    job_free(&prompt);
+    job_init(&prompt, &r, 1000, 0, 3);
+    r.n_chunks = 0;
+    job_run(&prompt);
+    assert_int_equal(r.chunk[0], 256); /* 250 ms at about 1 ms a token */
+    job_free(&prompt);
+    job_free(&stream);
+    rig_close(&r);
+}
+
 /* --- choices --- */
 
 /* API: n choices fork after one prefill, each with its own noise; same bits with one slot, or without a cache. */
@@ -683,6 +719,7 @@ int main(void)
         cmocka_unit_test(test_eng050_chunk_sizes),
         cmocka_unit_test(test_chunk_ends),
         cmocka_unit_test(test_two_way_spans_checked),
+        cmocka_unit_test(test_b100_prefill_share),
         cmocka_unit_test(test_forks_after_one_prefill),
         cmocka_unit_test(test_b043_cancel_anywhere),
         cmocka_unit_test(test_cancel_from_filter),
