@@ -611,6 +611,10 @@ html | striptags
 [('a', 1), ('b', 'x y')] | urlencode
 s | wordcount
 'a b-c d_e' | wordcount
+u | wordcount
+[] | truncate(5, true, '')
+'ab' | truncate(9)
+d is filter
 lines | indent
 lines | indent(2)
 lines | indent(2, true)
@@ -964,6 +968,9 @@ STMT = [
     "{% for x in l %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% endfor %}",
     "{% for x in l %}{% if x == 1 %}{% break %}{% endif %}{{ x }}{% endfor %}",
     "{% for x in l %}{% break %}{% else %}none{% endfor %}",
+    "{% for x in l %}{% continue %}{% else %}none{% endfor %}",
+    "{% for x in l %}{% if x == 2 %}{% break %}{% endif %}{% else %}none{% endfor %}",
+    "{% for i in l %}{% set f = 1 %}{% macro m() %}{{ i }}{{ f }}{% endmacro %}{% if loop.first %}{{ m() }}{% endif %}{% endfor %}",
     "{% for x in l %}{% for y in l %}{% if y == 1 %}{% break %}{% endif %}{{ x }}{{ y }} {% endfor %}{% endfor %}",
     "{% break %}",
     "{% for x in l %}{% endfor %}{% continue %}",

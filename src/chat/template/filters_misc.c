@@ -46,7 +46,8 @@ F(f_int)
     if (self.type == TV_UNDEF) return undefined_error(r, self);
     if (tv_is_int(self)) v = tv_int(tv_as_int(self));
     else if (self.type == TV_BIG) v = self;
-    else if (self.type == TV_FLOAT && isinf(self.u.f)) return render_type_error(r, "cannot convert float infinity to integer");
+    else if (self.type == TV_FLOAT && isinf(self.u.f))
+        return render_type_error(r, "cannot convert float infinity to integer");
     else if (self.type == TV_FLOAT && !isnan(self.u.f)) v = float_to_int(r, self.u.f);
     else if (tv_is_str(self)) {
         if (base != 0 && (base < 2 || base > 36)) ok = false;

@@ -360,10 +360,26 @@ static struct tv choose(struct render *r, struct tv self, const struct func_call
     return iter_of(r, out);
 }
 
-static struct tv f_select(struct render *r, struct tv v, const struct func_call *c) { return choose(r, v, c, false, true); }
-static struct tv f_reject(struct render *r, struct tv v, const struct func_call *c) { return choose(r, v, c, false, false); }
-static struct tv f_selectattr(struct render *r, struct tv v, const struct func_call *c) { return choose(r, v, c, true, true); }
-static struct tv f_rejectattr(struct render *r, struct tv v, const struct func_call *c) { return choose(r, v, c, true, false); }
+static struct tv f_select(struct render *r, struct tv v, const struct func_call *c)
+{
+    return choose(r, v, c, false, true);
+}
+
+static struct tv f_reject(struct render *r, struct tv v, const struct func_call *c)
+{
+    return choose(r, v, c, false, false);
+}
+
+static struct tv f_selectattr(struct render *r, struct tv v, const struct func_call *c)
+{
+    return choose(r, v, c, true, true);
+}
+
+static struct tv f_rejectattr(struct render *r, struct tv v, const struct func_call *c)
+{
+    return choose(r, v, c, true, false);
+}
+
 
 const struct filter_row filters_seq[] = {
     { { "batch", "*linecount fill_with", f_batch, NULL } },

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "chat/template/tmpl_rt.h"
 
 #define F(f) static struct tv f(struct render *r, struct tv self, struct tv *arg)
@@ -23,7 +24,6 @@ F(f_replace)
 {
     int64_t count = arg[2].type == TV_NONE ? -1 : arg_int(r, arg[2], -1);
     struct tv s = tv_to_str(r, self), old = tv_to_str(r, arg[0]), by = tv_to_str(r, arg[1]);
-    if (tv_is_str(s) && s.type == TV_UNDEF) return s;
     return tv_str_replace(r, s, old, by, count);
 }
 
@@ -42,7 +42,8 @@ F(f_title)
     for (size_t at = 0; at < v.u.s->len && !r->status;) {
         size_t end = at;
         bool sep = starts_word(v.u.s->ptr + at, v.u.s->len - at);
-        while (end < v.u.s->len && starts_word(v.u.s->ptr + end, v.u.s->len - end) == sep) end += text_step(v.u.s->ptr + end);
+        while (end < v.u.s->len && starts_word(v.u.s->ptr + end, v.u.s->len - end) == sep)
+            end += text_step(v.u.s->ptr + end);
         size_t first = at + text_step(v.u.s->ptr + at);
         tsb_add_str(&b, tv_str_map(r, tv_str_slice(r, v, at, first), text_upper));
         tsb_add_str(&b, tv_str_lower(r, tv_str_slice(r, v, first, end)));
@@ -133,7 +134,11 @@ F(f_striptags)
         size_t n_to = n;
         for (size_t i = 0; *p == '&' && i < sizeof entities / sizeof *entities; i++) {
             size_t k = strlen(entities[i].name);
-            if ((size_t)(end - p) >= k && memcmp(p, entities[i].name, k) == 0) { to = entities[i].to; n_to = 1; n = k; break; }
+            if ((size_t)(end - p) < k || memcmp(p, entities[i].name, k) != 0) continue;
+            to = entities[i].to;
+            n_to = 1;
+            n = k;
+            break;
         }
         tsb_add(&b, to, n_to, org);
         p += n;
@@ -212,7 +217,8 @@ F(f_truncate)
     if (r->status) return tv_undef(NULL);
     if (!tv_len(r, self, &n)) return render_type_error(r, "object of type '%s' has no len()", tv_type_name(self));
     tv_len(r, end, &n_end);
-    if (length < (int64_t)n_end || leeway < 0) return render_type_error(r, "truncate: length is shorter than its end mark");
+    if (length < (int64_t)n_end || leeway < 0)
+        return render_type_error(r, "truncate: length is shorter than its end mark");
     if ((int64_t)n <= length + leeway) return self; /* a short list too, as in jinja2 */
     struct tv s = arg_str(r, self, "truncate's value");
     struct tv cut = tv_slice(r, s, tv_none(), tv_int(length - (int64_t)n_end), tv_none());
@@ -231,13 +237,13 @@ F(f_wordcount)
     (void)arg;
     if (!tv_is_str(v)) return v;
     bool in_word = false;
-    struct tlist *chars = tv_iter(r, v);
-    for (size_t i = 0; i < chars->n; i++) {
-        const struct tstr *c = chars->items[i].u.s;
-        bool word = !text_space_at(c->ptr, c->len) && (c->len > 1 ? !strchr("", *c->ptr) : strchr(
-            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", *c->ptr) != NULL);
+    for (size_t at = 0; at < v.u.s->len && render_step(r, 1);) {
+        uint32_t cp = 0;
+        int k = utf8_decode(v.u.s->ptr + at, v.u.s->len - at, &cp);
+        bool word = text_is_word(cp);
         n += word && !in_word;
         in_word = word;
+        at += k > 0 ? (size_t)k : 1;
     }
     return tv_int(n);
 }
@@ -250,9 +256,10 @@ F(f_filesizeformat)
     double base = binary ? 1024 : 1000, v = 0, unit = base * base;
     char out[64];
     int i = 0;
-    if (tv_is_str(self)) { if (!tv_float_parse(self.u.s->ptr, self.u.s->len, &v)) return render_type_error(r, "could not convert string to float"); }
-    else if (self.type == TV_FLOAT) v = self.u.f;
-    else v = (double)arg_int(r, self, 0);
+    if (tv_is_str(self) && !tv_float_parse(self.u.s->ptr, self.u.s->len, &v))
+        return render_type_error(r, "could not convert string to float");
+    if (self.type == TV_FLOAT) v = self.u.f;
+    else if (!tv_is_str(self)) v = (double)arg_int(r, self, 0);
     if (v == 1) return tv_str_copy(r, "1 Byte", 6, self.org);
     if (v < base) snprintf(out, sizeof out, "%lld Bytes", (long long)v);
     else {
@@ -271,7 +278,8 @@ static void write_quoted(struct tsb *b, struct tv v, bool query)
         unsigned char c = (unsigned char)v.u.s->ptr[i];
         uint32_t org = tv_str_origin_at(v, i);
         char hex[4];
-        bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c && strchr("_.-~", c));
+        bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                     (c && strchr("_.-~", c));
         if (plain || (c == '/' && !query)) tsb_add(b, (char *)&c, 1, org);
         else if (c == ' ' && query) tsb_add(b, "+", 1, org);
         else { snprintf(hex, sizeof hex, "%%%02X", c); tsb_add(b, hex, 3, org); }
@@ -307,7 +315,8 @@ F(f_urlencode)
 
 static struct tv f_format(struct render *r, struct tv self, const struct func_call *c)
 {
-    if (c->n_args && c->n_kw) return render_type_error(r, "can't handle positional and keyword arguments at the same time");
+    if (c->n_args && c->n_kw)
+        return render_type_error(r, "can't handle positional and keyword arguments at the same time");
     struct tv args = c->n_kw ? tv_dict_new(r, ORG_TEMPLATE) : tv_list_new(r, TV_TUPLE, c->n_args, ORG_TEMPLATE);
     for (size_t i = 0; i < c->n_kw && !r->status; i++)
         tv_dict_set(r, args, tv_str(r, c->kw_names[i].ptr, c->kw_names[i].len, ORG_TEMPLATE), c->kw[i]);

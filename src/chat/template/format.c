@@ -391,10 +391,12 @@ static struct tv field_first(struct braces *f, struct str name)
     for (size_t i = 0; i < name.len; i++) digits = digits && name.ptr[i] >= '0' && name.ptr[i] <= '9';
     int64_t i = 0;
     if (!name.len) {
-        if (f->next < 0) return render_type_error(f->r, "cannot switch from manual field specification to automatic field numbering");
+        if (f->next < 0)
+            return render_type_error(f->r, "cannot switch from manual field specification to automatic numbering");
         i = f->next++;
     } else if (digits) {
-        if (f->next > 0) return render_type_error(f->r, "cannot switch from automatic field numbering to manual field specification");
+        if (f->next > 0)
+            return render_type_error(f->r, "cannot switch from automatic field numbering to manual specification");
         f->next = -1;
         struct tv v = tv_int_parse(f->r, name.ptr, name.len, 10, &ok);
         i = ok && v.type == TV_INT ? v.u.i : INT64_MAX;

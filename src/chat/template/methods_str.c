@@ -113,7 +113,8 @@ static struct tv affix(struct render *r, struct tv self, struct tv *arg, bool (*
 {
     size_t first, stop;
     if (!tv_is_str(arg[0]) && arg[0].type != TV_TUPLE)
-        return render_type_error(r, "startswith/endswith first arg must be str or a tuple of str, not %s", tv_type_name(arg[0]));
+        return render_type_error(r, "startswith/endswith first arg must be str or a tuple of str, not %s",
+                                 tv_type_name(arg[0]));
     if (!window(r, self, arg[1], arg[2], &first, &stop)) return tv_bool(false);
     struct tv part = tv_str_slice(r, self, first, stop);
     if (tv_is_str(arg[0])) return tv_bool(!r->status && has(part, arg[0]));

@@ -71,7 +71,8 @@ static struct tv float_op(struct render *r, int op, double a, double b)
     if (op == T_MUL) return tv_float(a * b);
     if (op == T_POW) {
         if (a == 0 && b < 0) return render_type_error(r, "0.0 cannot be raised to a negative power");
-        if (a < 0 && isfinite(a) && isfinite(b) && b != floor(b)) return render_type_error(r, "the power is a complex number");
+        if (a < 0 && isfinite(a) && isfinite(b) && b != floor(b))
+            return render_type_error(r, "the power is a complex number");
         double p = pow(a, b);
         if (isinf(p) && isfinite(a) && isfinite(b)) return render_type_error(r, "numerical result out of range");
         return tv_float(p);
