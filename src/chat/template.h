@@ -41,11 +41,12 @@ struct template_input {
     const json_t *messages;       /* array; tool call arguments already decoded to objects (B-016) */
     const json_t *tools;          /* array or NULL; an empty array counts as NULL (B-019) */
     const json_t *documents;      /* array or NULL */
-    const json_t *kwargs;         /* object or NULL: chat_template_kwargs, each a variable */
+    const json_t *kwargs;         /* object or NULL: chat_template_kwargs, each a variable; messages, tools or documents
+                                     in it are refused (MB_INVALID) */
     bool add_generation_prompt;
     const char *bos_token, *eos_token; /* may be NULL: undefined */
     const json_t *special_tokens; /* object of further *_token variables, or NULL */
-    int64_t now_unix_s;           /* what strftime_now sees */
+    int64_t now_unix_s;           /* what strftime_now sees, broken down as UTC: add the zone's offset for local time */
 };
 
 struct template_output {

@@ -195,6 +195,9 @@ static void test_b023_limits(void **state)
     expect_quick_limit("{{ 'aaaa'.replace('a', 'b' * 10**7).replace('b', 'c' * 10**7) }}");
     expect_quick_limit("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}");
     expect_quick_limit("{{ [1]|tojson(indent=10**9) }}");
+    expect_quick_limit("{% set s = 'ab' * 10**6 %}{% for i in range(100000) %}{% if s.find('x') > 0 %}{% endif %}{% endfor %}");
+    expect_quick_limit("{% set s = ' ' * 10**6 %}{% for i in range(100000) %}{% if s.strip() %}{% endif %}{% endfor %}");
+    expect_quick_limit("{% set s = 'a' * 10**6 %}{% for i in range(100000) %}{% if s == s[0:] ~ '' %}{% endif %}{% endfor %}");
     expect_quick_limit("{{ range(100000)|batch(1, 0)|map('string')|join * 100 }}");
     expect("{{ ''.__class__ }}{{ [].__class__ }}{{ namespace.__globals__ }}", NULL, NULL, NULL, "");
     expect_fail(MB_INVALID, "{{ ''.__class__.__mro__ }}");
@@ -331,6 +334,15 @@ static void test_render_twice(void **state)
     json_decref(m);
 }
 
+/* chat_template_kwargs sets variables, but never the conversation. */
+static void test_kwargs(void **state)
+{
+    (void)state;
+    expect("{{ enable_thinking }}{{ extra.a[0] }}", NULL, NULL, "{\"enable_thinking\":false,\"extra\":{\"a\":[1]}}", "False1");
+    assert_int_equal(render_limits("x", NULL, NULL, "{\"messages\":[]}", NULL), MB_INVALID);
+    assert_non_null(strstr(err.text, "messages"));
+}
+
 /* The caller's arena may be too small: an error, no crash. */
 static void test_small_arena(void **state)
 {
@@ -449,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_origin_runs),
         cmocka_unit_test(test_generation_spans),
         cmocka_unit_test(test_render_twice),
+        cmocka_unit_test(test_kwargs),
         cmocka_unit_test(test_small_arena),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);

@@ -149,6 +149,7 @@ static bool int_item(struct render *r, struct tv obj, int64_t i, struct tv *out)
     size_t n, at;
     if (obj.type != TV_STR && obj.type != TV_RANGE && !tv_is_seq(obj)) return false;
     if (!tv_len(r, obj, &n) || !index_fix(i, n, &at)) return false;
+    if (obj.type == TV_STR && !render_step(r, obj.u.s->n_chars == obj.u.s->len ? 0 : at / 16)) return false;
     if (obj.type == TV_RANGE) {
         *out = tv_int(obj.u.range->start + (int64_t)at * obj.u.range->step);
     } else if (obj.type == TV_STR) {
@@ -241,6 +242,7 @@ struct tv tv_slice(struct render *r, struct tv obj, struct tv start, struct tv s
     if (obj.type != TV_STR && obj.type != TV_RANGE && !tv_is_seq(obj))
         return render_type_error(r, "'%s' object cannot be sliced", tv_type_name(obj));
     tv_len(r, obj, &len);
+    if (obj.type == TV_STR && !render_step(r, obj.u.s->len / 64)) return tv_undef(NULL);
     if (!bounds_of(r, start, stop, step, len, &b)) return tv_undef(NULL);
     if (obj.type == TV_STR) return slice_str(r, obj, &b);
     if (obj.type == TV_RANGE) {

@@ -60,10 +60,18 @@ static bool bind(struct render *r, const struct func_row *f, const struct func_c
     return true;
 }
 
+/* What reads a string is charged for its length, so that the ceiling of steps also bounds work on long texts. */
+static bool charge(struct render *r, struct tv self, const struct func_call *c)
+{
+    uint64_t n = tv_is_str(self) ? self.u.s->len : 0;
+    for (size_t i = 0; i < c->n_args; i++) n += tv_is_str(c->args[i]) ? c->args[i].u.s->len : 0;
+    return render_step(r, 1 + n / 16);
+}
+
 struct tv func_call_row(struct render *r, const struct func_row *f, struct tv self, const struct func_call *c)
 {
     struct tv arg[CALL_MAX_ARGS];
-    if (r->status) return tv_undef(NULL);
+    if (r->status || !charge(r, self, c)) return tv_undef(NULL);
     if (f->raw) return f->raw(r, self, c);
     if (!bind(r, f, c, arg)) return tv_undef(NULL);
     struct tv v = f->fn(r, self, arg);

@@ -58,7 +58,7 @@ bool tv_eq(struct render *r, struct tv a, struct tv b)
     if (a.type != b.type) return false;
     switch (a.type) {
     case TV_UNDEF: case TV_NONE: return true;
-    case TV_STR: return a.u.s->len == b.u.s->len && memcmp(a.u.s->ptr, b.u.s->ptr, a.u.s->len) == 0;
+    case TV_STR: return a.u.s->len == b.u.s->len && render_step(r, a.u.s->len / 64) && memcmp(a.u.s->ptr, b.u.s->ptr, a.u.s->len) == 0;
     case TV_LIST: case TV_TUPLE: case TV_DICT:
         return a.u.list == b.u.list || container_eq(r, a, b);
     case TV_RANGE: return range_eq(a.u.range, b.u.range);
@@ -111,6 +111,7 @@ bool tv_order(struct render *r, int op, struct tv a, struct tv b)
     static const char *const names[] = { "<", "<=", ">", ">=" };
     if (r->status || !render_step(r, 1)) return false;
     if (tv_is_number(a) && tv_is_number(b)) return order_holds(op, three_way(number_of(a), number_of(b)));
+    if (tv_is_str(a) && tv_is_str(b) && !render_step(r, a.u.s->len / 64)) return false;
     if (tv_is_str(a) && tv_is_str(b)) return order_holds(op, str_order(a.u.s, b.u.s));
     if (tv_is_seq(a) && a.type == b.type) {
         if (!render_enter(r)) return false;

@@ -127,12 +127,19 @@ static void root_set(struct render *r, const char *name, struct tv v)
     if (id >= 0) r->root.by_name[id] = v;
 }
 
-static void root_set_object(struct render *r, const json_t *obj)
+/* chat_template_kwargs. The conversation itself has its own fields; a second one by this way would lose its origins. */
+static void root_set_kwargs(struct render *r, const json_t *obj)
 {
     const char *key;
     json_t *val;
     if (!json_is_object(obj)) return;
-    json_object_foreach((json_t *)obj, key, val) root_set(r, key, tv_of_json(r, val, ORG_OTHER));
+    json_object_foreach((json_t *)obj, key, val) {
+        if (strcmp(key, "messages") == 0 || strcmp(key, "tools") == 0 || strcmp(key, "documents") == 0) {
+            render_fail(r, MB_INVALID, "chat_template_kwargs must not contain \"%s\": it is a field of its own", key);
+            return;
+        }
+        root_set(r, key, tv_of_json(r, val, ORG_OTHER));
+    }
 }
 
 /* Each message is a dict that knows its index, so that its fields get origins of their own. */
@@ -173,7 +180,7 @@ static void root_fill(struct render *r)
     root_set(r, "tools", has_tools ? tv_of_json(r, in->tools, ORG_TOOLS) : tv_none());
     root_set(r, "documents", tv_of_json(r, in->documents, ORG_OTHER));
     root_set(r, "add_generation_prompt", tv_bool(in->add_generation_prompt));
-    root_set_object(r, in->kwargs);
+    root_set_kwargs(r, in->kwargs);
     for (int i = 0; i < r->t->hidden.n; i++) r->root.by_name[r->t->hidden.ids[i]] = (struct tv){ .type = TV_HIDDEN };
 }
 
