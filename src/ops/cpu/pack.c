@@ -141,28 +141,52 @@ static void scale_copy(const struct pack_source *src, int64_t row, int64_t i_gro
 
 /* --- codes --- */
 
+/* Tensors may begin at any byte of the file. */
+static uint32_t word_at(const void *words, int64_t i)
+{
+    uint32_t w;
+    memcpy(&w, (const uint8_t *)words + 4 * i, 4);
+    return w;
+}
+
 /* Code i of a row whose codes of `bits` bits follow each other from the lowest bit of word 0. */
-static uint32_t stream_code(const uint32_t *row, int bits, int64_t i)
+static uint32_t stream_code(const uint8_t *row, int bits, int64_t i)
 {
     int64_t at = i * bits, word = at >> 5;
     int shift = (int)(at & 31);
-    uint64_t v = row[word];
-    if (shift + bits > 32) v |= (uint64_t)row[word + 1] << 32;
+    uint64_t v = word_at(row, word);
+    if (shift + bits > 32) v |= (uint64_t)word_at(row, word + 1) << 32;
     return (uint32_t)(v >> shift) & ((1u << bits) - 1);
 }
 
 static void group_q4(const struct pack_source *src, int64_t row, int64_t i_group, uint32_t *dst, int r)
 {
     int64_t words = src->k / 8, per = src->spec.group_size / 8;
-    const uint32_t *w = (const uint32_t *)src->w + row * words + i_group * per;
-    for (int64_t i = 0; i < per; i++) dst[i * 16 + r] = w[i];
+    const uint8_t *w = (const uint8_t *)src->w + 4 * (row * words + i_group * per);
+    for (int64_t i = 0; i < per; i++) dst[i * 16 + r] = word_at(w, i);
+}
+
+/* 8-bit codes need no stream: bytes 0 and 2 of two words are k = 0, 2, 4, 6; bytes 1 and 3 are k = 1, 3, 5, 7. */
+static void group_bytes(const struct pack_source *src, int64_t row, int64_t i_group, uint32_t *dst, int r)
+{
+    int64_t words = src->k / 4, per = src->spec.group_size / 4;
+    const uint8_t *w = (const uint8_t *)src->w + 4 * (row * words + i_group * per);
+    for (int64_t i = 0; i < per; i += 2) {
+        uint32_t lo = word_at(w, i), hi = word_at(w, i + 1);
+        dst[i * 16 + r] = (lo & 0xff) | (lo >> 8 & 0xff00) | (hi & 0xff) << 16 | (hi << 8 & 0xff000000u);
+        dst[(i + 1) * 16 + r] = (lo >> 8 & 0xff) | (lo >> 16 & 0xff00) | (hi << 8 & 0xff0000) | (hi & 0xff000000u);
+    }
 }
 
 static void group_q8(const struct pack_source *src, int64_t row, int64_t i_group, uint32_t *dst, int r)
 {
     int g = src->spec.group_size, bits = src->spec.bits;
     bool fp4 = src->spec.mode != QUANT_AFFINE;
-    const uint32_t *w = (const uint32_t *)src->w + row * (src->k * bits / 32);
+    const uint8_t *w = (const uint8_t *)src->w + row * (src->k * bits / 8);
+    if (bits == 8 && !fp4) {
+        group_bytes(src, row, i_group, dst, r);
+        return;
+    }
     for (int i = 0; i < g / 8; i++) {
         uint32_t even = 0, odd = 0;
         for (int j = 0; j < 8; j++) {

@@ -60,9 +60,9 @@ FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_arg
     __m256 acc[R_MAX][8];
     size_t rb = row64_bytes(f);
     const uint8_t *pf = u0 == 0 ? m->pf : NULL;
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int u = 0; u < 2 * U; u++) {
             const float *c = m->c + r * m->ld_c + unit_col(f, u0 + u / 2, u & 1);
             acc[r][u] = m->al ? _mm256_mul_ps(_mm256_loadu_ps(c), V8(m->al[r])) : _mm256_setzero_ps();
@@ -72,11 +72,11 @@ FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_arg
     for (int64_t k = m->k0; k < m->k1; k++, a += m->ks, b += rb) {
         if (pf)
             for (size_t i = 0; i < rb; i += 64) _mm_prefetch((const char *)pf + (size_t)k * rb + i, _MM_HINT_T0);
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int u = 0; u < U; u++) {
             __m256 v0, v1;
             unit_load(f, b, u0 + u, &v0, &v1);
-#pragma GCC unroll 6
+            UNROLL(6)
             for (int r = 0; r < R; r++) {
                 __m256 q = _mm256_broadcast_ss(a + r * m->rs);
                 acc[r][2 * u] = _mm256_fmadd_ps(q, v0, acc[r][2 * u]);
@@ -84,9 +84,9 @@ FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_arg
             }
         }
     }
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int u = 0; u < 2 * U; u++)
             _mm256_storeu_ps(m->c + r * m->ld_c + unit_col(f, u0 + u / 2, u & 1), acc[r][u]);
 }

@@ -254,10 +254,10 @@ FORCED void rows_bytes(int R, const uint8_t *codes, int g, const uint8_t *x, siz
     for (int c = 0; c < g; c += 32) {
         __m256i s16[4][2];
         for (int r = 0; r < R; r++) s16[r][0] = s16[r][1] = _mm256_setzero_si256();
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int i = 0; i < 8; i++) {
             __m256i c0 = load_i(codes + 16 * c + 64 * i), c1 = load_i(codes + 16 * c + 64 * i + 32);
-#pragma GCC unroll 4
+            UNROLL(4)
             for (int r = 0; r < R; r++) {
                 __m256i q = bcast_dword(x + (size_t)r * ld_x + c + 4 * i);
                 s16[r][0] = _mm256_add_epi16(s16[r][0], _mm256_maddubs_epi16(c0, q));
@@ -266,11 +266,11 @@ FORCED void rows_bytes(int R, const uint8_t *codes, int g, const uint8_t *x, siz
                 in_place(&s16[r][1]);
             }
         }
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int r = 0; r < R; r++)
             for (int h = 0; h < 2; h++) isum[r][h] = _mm256_add_epi32(isum[r][h], widen_sum(s16[r][h]));
     }
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int r = 0; r < R; r++)
         for (int h = 0; h < 2; h++) {
             float *a = acc + 16 * r + 8 * h;
@@ -285,10 +285,10 @@ FORCED void rows_words(int R, const uint8_t *codes, int g, const int16_t *x, siz
     __m256i isum[4][2];
     for (int r = 0; r < R; r++) isum[r][0] = isum[r][1] = _mm256_setzero_si256();
     for (int i = 0; i < g / 2; i += 4) {
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int u = 0; u < 4; u++) {
             __m256i c0 = load_i(codes + 64 * (i + u)), c1 = load_i(codes + 64 * (i + u) + 32);
-#pragma GCC unroll 4
+            UNROLL(4)
             for (int r = 0; r < R; r++) {
                 __m256i q = bcast_dword(x + (size_t)r * ld_x + 2 * (i + u));
                 isum[r][0] = _mm256_add_epi32(isum[r][0], _mm256_madd_epi16(c0, q));
@@ -298,7 +298,7 @@ FORCED void rows_words(int R, const uint8_t *codes, int g, const int16_t *x, siz
             }
         }
     }
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int r = 0; r < R; r++)
         for (int h = 0; h < 2; h++) {
             float *a = acc + 16 * r + 8 * h;

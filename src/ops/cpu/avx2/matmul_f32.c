@@ -34,7 +34,7 @@ FORCED size_t elements_bytes(enum dtype dt)
 FORCED void rows_float(int R, enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, float *acc)
 {
     __m256 a[6][2];
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++) {
         a[r][0] = _mm256_load_ps(acc + 16 * r);
         a[r][1] = _mm256_load_ps(acc + 16 * r + 8);
@@ -42,14 +42,14 @@ FORCED void rows_float(int R, enum dtype dt, const uint8_t *p, int64_t n, const 
     for (int64_t k = 0; k < n; k++, p += elements_bytes(dt)) {
         __m256 v[2];
         elements_load(dt, p, v);
-#pragma GCC unroll 6
+        UNROLL(6)
         for (int r = 0; r < R; r++) {
             __m256 q = _mm256_broadcast_ss(x + (size_t)r * ld + k);
             a[r][0] = _mm256_fmadd_ps(v[0], q, a[r][0]);
             a[r][1] = _mm256_fmadd_ps(v[1], q, a[r][1]);
         }
     }
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++) {
         _mm256_store_ps(acc + 16 * r, a[r][0]);
         _mm256_store_ps(acc + 16 * r + 8, a[r][1]);
@@ -96,11 +96,11 @@ FORCED void four_blocks(enum dtype dt, const struct cpu_weight *w, int64_t blk, 
 {
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes;
     __m256 a[4][2];
-#pragma GCC unroll 4
+    UNROLL(4)
     for (int j = 0; j < 4; j++) a[j][0] = a[j][1] = _mm256_setzero_ps();
     for (int64_t k = 0; k < w->k; k++, p += elements_bytes(dt)) {
         __m256 q = _mm256_broadcast_ss(x + k);
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int j = 0; j < 4; j++) {
             __m256 v[2];
             const uint8_t *pj = p + (size_t)j * w->block_bytes;

@@ -110,9 +110,9 @@ FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m)
 {
     __m512 acc[R_MAX][4];
     size_t rb = row64_bytes(f);
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int i = 0; i < 4; i++)
             acc[r][i] = m->al ? _mm512_mul_ps(_mm512_loadu_ps(m->c + r * m->ld_c + 16 * i), V16(m->al[r]))
                               : _mm512_setzero_ps();
@@ -123,16 +123,16 @@ FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m)
         if (m->pf)
             for (size_t i = 0; i < rb; i += 64) _mm_prefetch((const char *)m->pf + (size_t)k * rb + i, _MM_HINT_T0);
         row64_load(f, b, v);
-#pragma GCC unroll 6
+        UNROLL(6)
         for (int r = 0; r < R; r++) {
             __m512 q = V16(a[r * m->rs]);
-#pragma GCC unroll 4
+            UNROLL(4)
             for (int i = 0; i < 4; i++) acc[r][i] = _mm512_fmadd_ps(q, v[i], acc[r][i]);
         }
     }
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int i = 0; i < 4; i++) _mm512_storeu_ps(m->c + r * m->ld_c + 16 * i, acc[r][i]);
 }
 

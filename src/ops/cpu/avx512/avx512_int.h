@@ -8,7 +8,17 @@
 
 #include "ops/cpu/kernels.h"
 
+/* FORCED: templates of constants (rows, formats) that must be inlined; UNROLL: the loop that follows, so that arrays of
+ * accumulators become registers. A sanitizer build checks every access of every copy and would compile for minutes: it
+ * keeps plain functions and loops. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define FORCED static __attribute__((noinline, unused))
+#define UNROLL(n)
+#else
 #define FORCED static inline __attribute__((always_inline))
+#define UNROLL_TEXT(text) _Pragma(#text)
+#define UNROLL(n) UNROLL_TEXT(GCC unroll n)
+#endif
 
 void avx512_fill_matmul(struct cpu_kernels *t);
 void avx512_fill_matmul_f32(struct cpu_kernels *t);

@@ -112,58 +112,58 @@ FORCED void tile_run(enum cpu_wtype type, bool two, int R, int B, const struct t
     const float *pair = (const float *)(t->x + t->pairs_off);
     size_t ld_pair = t->row_bytes / 4;
     __m512 acc[R_MAX][2];
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
+        UNROLL(2)
         for (int b = 0; b < B; b++) acc[r][b] = _mm512_setzero_ps();
     for (int64_t i = 0; i < w->k / g; i++, p += gb, x += (size_t)g * (two ? 2 : 1), pair += 2) {
         __m512i hi[R_MAX][2], lo[R_MAX][2];
-#pragma GCC unroll 6
+        UNROLL(6)
         for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
+            UNROLL(2)
             for (int b = 0; b < B; b++) hi[r][b] = lo[r][b] = _mm512_setzero_si512();
         if (pf)
             for (size_t j = 0; j < t->pf_bytes; j += 64, pf += 64) _mm_prefetch((const char *)pf, _MM_HINT_T1);
         for (int j = 0; j < g / 8; j++) {
             __m512i even[2], odd[2];
-#pragma GCC unroll 2
+            UNROLL(2)
             for (int b = 0; b < B; b++) codes_load(type, p + (size_t)b * bb, j, &even[b], &odd[b]);
-#pragma GCC unroll 6
+            UNROLL(6)
             for (int r = 0; r < R; r++) {
                 const uint8_t *xr = x + (size_t)r * t->row_bytes + 8 * j;
                 __m512i q = bcast_dword(xr);
-#pragma GCC unroll 2
+                UNROLL(2)
                 for (int b = 0; b < B; b++) hi[r][b] = _mm512_dpbusd_epi32(hi[r][b], even[b], q);
                 if (!two) continue;
                 q = bcast_dword(xr + g);
-#pragma GCC unroll 2
+                UNROLL(2)
                 for (int b = 0; b < B; b++) lo[r][b] = _mm512_dpbusd_epi32(lo[r][b], even[b], q);
             }
-#pragma GCC unroll 6
+            UNROLL(6)
             for (int r = 0; r < R; r++) {
                 const uint8_t *xr = x + (size_t)r * t->row_bytes + 8 * j + 4;
                 __m512i q = bcast_dword(xr);
-#pragma GCC unroll 2
+                UNROLL(2)
                 for (int b = 0; b < B; b++) hi[r][b] = _mm512_dpbusd_epi32(hi[r][b], odd[b], q);
                 if (!two) continue;
                 q = bcast_dword(xr + g);
-#pragma GCC unroll 2
+                UNROLL(2)
                 for (int b = 0; b < B; b++) lo[r][b] = _mm512_dpbusd_epi32(lo[r][b], odd[b], q);
             }
         }
-#pragma GCC unroll 2
+        UNROLL(2)
         for (int b = 0; b < B; b++) {
             __m512 s, c;
             scales_load(dt, p + (size_t)b * bb + cb, &s, &c);
-#pragma GCC unroll 6
+            UNROLL(6)
             for (int r = 0; r < R; r++)
                 acc[r][b] = group_add(acc[r][b], s, c, pair + (size_t)r * ld_pair,
                                       two ? limbs_join(hi[r][b], lo[r][b]) : hi[r][b]);
         }
     }
-#pragma GCC unroll 6
+    UNROLL(6)
     for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
+        UNROLL(2)
         for (int b = 0; b < B; b++) store16(t->y + r * t->ld_y + 16 * b, w->n - 16 * (t->blk + b), acc[r][b]);
 }
 

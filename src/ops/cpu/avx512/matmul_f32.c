@@ -26,14 +26,14 @@ FORCED size_t elements_bytes(enum dtype dt)
 FORCED void rows_float(int R, enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, float *acc)
 {
     __m512 a[8];
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int r = 0; r < R; r++) a[r] = _mm512_loadu_ps(acc + 16 * r);
     for (int64_t k = 0; k < n; k++, p += elements_bytes(dt)) {
         __m512 v = elements_load(dt, p);
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int r = 0; r < R; r++) a[r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[(size_t)r * ld + (size_t)k]), a[r]);
     }
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int r = 0; r < R; r++) _mm512_storeu_ps(acc + 16 * r, a[r]);
 }
 
@@ -70,11 +70,11 @@ FORCED void eight_blocks(enum dtype dt, const struct cpu_weight *w, int64_t blk,
 {
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes;
     __m512 a[8];
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int j = 0; j < 8; j++) a[j] = _mm512_setzero_ps();
     for (int64_t k = 0; k < w->k; k++, p += elements_bytes(dt)) {
         __m512 q = _mm512_set1_ps(x[k]);
-#pragma GCC unroll 8
+        UNROLL(8)
         for (int j = 0; j < 8; j++) {
             const uint8_t *pj = p + (size_t)j * w->block_bytes;
             _mm_prefetch((const char *)pj + 2048, _MM_HINT_T0);
