@@ -65,7 +65,7 @@ static bool charge(struct render *r, struct tv self, const struct func_call *c)
 {
     uint64_t n = tv_is_str(self) ? self.u.s->len : 0;
     for (size_t i = 0; i < c->n_args; i++) n += tv_is_str(c->args[i]) ? c->args[i].u.s->len : 0;
-    return render_step(r, 1 + n / 16);
+    return render_step(r, 1 + n / 12);
 }
 
 struct tv func_call_row(struct render *r, const struct func_row *f, struct tv self, const struct func_call *c)

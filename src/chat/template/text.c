@@ -26,7 +26,11 @@ size_t text_space_at(const char *s, size_t len)
 size_t text_lstrip_len(const char *s, size_t len)
 {
     size_t at = 0, n;
-    while ((n = text_space_at(s + at, len - at))) at += n;
+    do {
+        while (at < len && (s[at] == ' ' || s[at] == '\n')) at++;
+        n = text_space_at(s + at, len - at);
+        at += n;
+    } while (n);
     return at;
 }
 
@@ -34,6 +38,7 @@ size_t text_rstrip_len(const char *s, size_t len)
 {
     while (len) {
         size_t start = len - 1;
+        if (s[start] == ' ' || s[start] == '\n') { len = start; continue; }
         while (start > 0 && ((unsigned char)s[start] & 0xc0) == 0x80) start--;
         if (!text_space_at(s + start, len - start)) break;
         len = start;
