@@ -149,14 +149,12 @@ static uint32_t word_at(const void *words, int64_t i)
     return w;
 }
 
-/* Code i of a row whose codes of `bits` bits follow each other from the lowest bit of word 0. */
-static uint32_t stream_code(const uint8_t *row, int bits, int64_t i)
+/* Eight codes of 1 to 6 bits, which fill `bits` whole bytes: 8i .. 8i + 7 of a row, lowest bits first. */
+static uint64_t eight_codes(const uint8_t *row, int bits, int64_t i)
 {
-    int64_t at = i * bits, word = at >> 5;
-    int shift = (int)(at & 31);
-    uint64_t v = word_at(row, word);
-    if (shift + bits > 32) v |= (uint64_t)word_at(row, word + 1) << 32;
-    return (uint32_t)(v >> shift) & ((1u << bits) - 1);
+    uint64_t v = 0;
+    for (int b = 0; b < bits; b++) v |= (uint64_t)row[i * bits + b] << (8 * b);
+    return v;
 }
 
 static void group_q4(const struct pack_source *src, int64_t row, int64_t i_group, uint32_t *dst, int r)
@@ -187,15 +185,14 @@ static void group_q8(const struct pack_source *src, int64_t row, int64_t i_group
         group_bytes(src, row, i_group, dst, r);
         return;
     }
+    uint32_t mask = (1u << bits) - 1;
     for (int i = 0; i < g / 8; i++) {
+        uint64_t v = eight_codes(w, bits, i_group * (g / 8) + i);
         uint32_t even = 0, odd = 0;
-        for (int j = 0; j < 8; j++) {
-            uint32_t c = stream_code(w, bits, i_group * g + 8 * i + j);
-            if (fp4) c = fp4_code(c);
-            if (j & 1)
-                odd |= c << (8 * (j / 2));
-            else
-                even |= c << (8 * (j / 2));
+        for (int j = 0; j < 4; j++, v >>= 2 * bits) {
+            uint32_t c = (uint32_t)v & mask, d = (uint32_t)(v >> bits) & mask;
+            even |= (fp4 ? fp4_code(c) : c) << (8 * j);
+            odd |= (fp4 ? fp4_code(d) : d) << (8 * j);
         }
         dst[(2 * i) * 16 + r] = even;
         dst[(2 * i + 1) * 16 + r] = odd;
