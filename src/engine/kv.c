@@ -139,7 +139,6 @@ mb_status kv_pool_init(struct kv_pool *p, struct stepper *st, const struct kv_ki
         p->chunk[c].i_kind = -1;
         list_push(p, &p->free_chunk, c);
     }
-    for (size_t i = 0; i < n_chunk * (size_t)p->n_slot_max; i++) p->page[i].n_seq = -1;
     p->n_free_chunks = p->n_chunk;
     mb_status rc = st->pool_reserve ? st->pool_reserve(st->ctx, kv_pool_total_bytes(p), err) : MB_OK;
     if (rc != MB_OK) kv_pool_free(p);
@@ -229,7 +228,6 @@ static void page_free(struct kv_pool *p, int32_t i_kind, int32_t id)
     struct kv_chunk *k = &p->chunk[c];
     struct kv_kind_use *u = &p->use[i_kind];
     struct kv_page *pg = page_at(p, id);
-    pg->n_seq = -1;
     pg->next_free = k->free_slot;
     k->free_slot = (int32_t)(pg - (p->page + (size_t)c * (size_t)p->n_slot_max));
     if (k->n_used-- == u->n_slot) list_push(p, &u->with_room, c);
@@ -332,12 +330,11 @@ static bool chunk_check(const struct kv_pool *p, int32_t c, struct kv_kind_use *
     int32_t used = 0;
     for (int32_t i = 0; i < p->n_slot_max; i++) {
         const struct kv_page *pg = &p->page[(size_t)c * (size_t)p->n_slot_max + (size_t)i];
-        if (pg->n_seq < 0) continue;
+        if (pg->n_seq == 0 && !pg->in_tree) continue;
         used++;
-        if (k->i_kind < 0 || i >= p->use[k->i_kind].n_slot) return false;
+        if (pg->n_seq < 0 || k->i_kind < 0 || i >= p->use[k->i_kind].n_slot) return false;
         if (pg->n_seq > 0) sum[k->i_kind].n_held++;
-        else if (pg->in_tree) sum[k->i_kind].n_cached++;
-        else return false; /* neither held nor cached, and not free */
+        else sum[k->i_kind].n_cached++;
     }
     if (k->i_kind >= 0) sum[k->i_kind].n_free_slots += p->use[k->i_kind].n_slot - used;
     return used == (k->i_kind < 0 ? 0 : k->n_used);

@@ -14,7 +14,7 @@
 #include "ops/ops.h"
 
 struct kv_page {
-    int32_t n_seq;     /* sequences that hold it; -1 = free */
+    int32_t n_seq;     /* sequences that hold it; 0 and not in_tree = free (as the zeroed table starts) */
     int32_t next_free; /* slot of the next free page in its chunk, -1 = last */
     bool in_tree;
 };

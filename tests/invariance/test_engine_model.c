@@ -1,0 +1,185 @@
+/* test_engine_model.c: the engine over the tiny checkpoints on the CPU backend: alone, among strangers, in chunks, from
+ * the prefix cache, preempted, forked: the same ids and log-probabilities, bit for bit (design.md section 1; B-094).
+ * gemma3 has windows of a few dozen tokens, so hits in mid page and pages that leave the window are met. */
+#include "unit/engine_rig.h"
+
+#include "engine/open.h"
+
+static const char *const models[] = { "llama", "gemma3", "qwen3" };
+enum { N_MODELS = sizeof models / sizeof models[0], PROMPT = 150, DRAWN = 40 };
+
+struct setup {
+    int32_t batch, prefill_chunk, n_context;
+    size_t cache_bytes, kv_budget;
+    int n_threads;
+};
+
+static void model_open_engine(struct rig *r, int i_model, struct setup s)
+{
+    char dir[256];
+    struct engine_loaded info;
+    mb_error err = { 0 };
+    rig_init(r);
+    snprintf(dir, sizeof dir, "tests/golden/tiny/%s", models[i_model]);
+    struct engine_load load = { .dir = dir, .kv_format = -1, .n_threads = s.n_threads, .n_context = s.n_context,
+                                .kv_budget_bytes = s.kv_budget,
+                                .engine = { .batch = s.batch, .queue_max = 32, .prompt_cache_bytes = s.cache_bytes,
+                                            .prefill_chunk = s.prefill_chunk } };
+    if (engine_load(&r->engine, &load, &info, &err) != MB_OK) fail_msg("%s: %s", dir, err.text);
+}
+
+static void model_job(struct rig_job *j, struct rig *r, int32_t n, int32_t n_common, uint32_t seed)
+{
+    int32_t n_vocab = engine_info(r->engine)->n_vocab;
+    job_init(j, r, n, n_common, seed);
+    for (int32_t i = 0; i < n; i++) j->ids[i] %= n_vocab;
+    j->job.max_tokens = DRAWN;
+    j->job.params.n_vocab_live = n_vocab;
+    j->job.params.temperature = seed % 2 ? 1.0f : 0.8f;
+    j->job.params.top_p = seed % 2 ? 0 : 0.95f;
+    j->job.params.repetition_penalty = 1.1f;
+    j->job.params.repetition_context = 20;
+    j->job.params.min_keep = 1;
+}
+
+/* Job `seed` alone on an engine of its own. */
+static void alone(int i_model, int32_t n, int32_t n_common, uint32_t seed, int32_t n_choices, struct rig_job *out)
+{
+    static struct rig r;
+    model_open_engine(&r, i_model, (struct setup){ .batch = 1, .n_threads = 1 });
+    model_job(out, &r, n, n_common, seed);
+    out->job.n_choices = n_choices;
+    job_run(out);
+    assert_int_equal(out->why[0], END_LENGTH);
+    rig_close(&r);
+}
+
+static void test_strangers_chunks_threads(void **state)
+{
+    static const struct setup setups[] = { { .batch = 4, .n_threads = 1 }, { .batch = 3, .prefill_chunk = 7, .n_threads = 2 },
+                                           { .batch = 2, .prefill_chunk = 64, .cache_bytes = 1 << 20, .n_threads = 2 } };
+    for (int m = 0; m < N_MODELS; m++) {
+        struct rig_job want[4];
+        for (uint32_t i = 0; i < 4; i++) alone(m, PROMPT - 31 * (int32_t)i, 0, i, i == 2 ? 3 : 1, &want[i]);
+        for (int s = 0; s < 3; s++) {
+            struct rig r;
+            struct rig_job j[4];
+            model_open_engine(&r, m, setups[s]);
+            for (uint32_t i = 0; i < 4; i++) {
+                model_job(&j[i], &r, PROMPT - 31 * (int32_t)i, 0, i);
+                j[i].job.n_choices = i == 2 ? 3 : 1;
+                job_submit(&j[i]);
+            }
+            for (int i = 0; i < 4; i++) {
+                job_wait(&j[i]);
+                for (int32_t c = 0; c < j[i].job.n_choices; c++) assert_same_output(&j[i], &want[i], c);
+                job_free(&j[i]);
+            }
+            assert_int_equal(rig_stats(&r).n_pages_held, 0);
+            rig_close(&r);
+        }
+        for (int i = 0; i < 4; i++) job_free(&want[i]);
+    }
+}
+
+/* B-094 */
+static void test_b094_warm_equals_cold(void **state)
+{
+    for (int m = 0; m < N_MODELS; m++) {
+        static const int32_t lengths[] = { 63, 64, 65, 128, 150 };
+        struct rig r;
+        struct rig_job first, j;
+        model_open_engine(&r, m, (struct setup){ .batch = 2, .cache_bytes = 16 << 20, .n_threads = 2 });
+        model_job(&first, &r, PROMPT, 140, 100);
+        job_run(&first);
+        job_free(&first);
+        for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+            for (int again = 0; again < 2; again++) {
+                struct rig_job want;
+                int32_t n_common = lengths[i] < 90 ? lengths[i] - 20 : 90;
+                alone(m, lengths[i], n_common, (uint32_t)i, 1, &want);
+                model_job(&j, &r, lengths[i], n_common, (uint32_t)i);
+                job_run(&j);
+                assert_int_equal(j.n_cached, again ? lengths[i] - 1 : n_common);
+                assert_same_output(&j, &want, 0);
+                job_free(&j);
+                job_free(&want);
+            }
+        rig_close(&r);
+    }
+}
+
+static void test_preempted_equals_alone(void **state)
+{
+    for (int m = 0; m < N_MODELS; m++) {
+        struct rig r;
+        struct rig_job j[4];
+        model_open_engine(&r, m, (struct setup){ .batch = 1, .n_threads = 1 });
+        const struct stepper_info *info = engine_info(r.engine);
+        size_t per_page = 0;
+        for (int32_t k = 0; k < info->n_kinds; k++) per_page += (info->kinds[k].page_bytes + 4095) / 4096 * 4096;
+        int32_t context = info->n_context;
+        rig_close(&r);
+        if (context < 512) continue; /* the loader wants a pool of 512 tokens at least */
+        model_open_engine(&r, m, (struct setup){ .batch = 4, .n_threads = 2, .kv_budget = per_page * 10, .n_context = 512 });
+        for (uint32_t i = 0; i < 4; i++) {
+            model_job(&j[i], &r, 200 + 10 * (int32_t)i, 0, i);
+            j[i].job.max_tokens = 120;
+            job_submit(&j[i]);
+        }
+        for (int i = 0; i < 4; i++) job_wait(&j[i]);
+        assert_true(rig_stats(&r).preempted > 0);
+        rig_close(&r);
+        static struct rig one;
+        model_open_engine(&one, m, (struct setup){ .batch = 1, .n_threads = 1, .n_context = 512 });
+        for (uint32_t i = 0; i < 4; i++) {
+            struct rig_job want;
+            model_job(&want, &one, 200 + 10 * (int32_t)i, 0, i);
+            want.job.max_tokens = 120;
+            job_run(&want);
+            assert_same_output(&j[i], &want, 0);
+            job_free(&want);
+            job_free(&j[i]);
+        }
+        rig_close(&one);
+    }
+}
+
+/* Scores do not depend on chunks or neighbours. */
+static void test_score(void **state)
+{
+    for (int m = 0; m < N_MODELS; m++) {
+        double want = 0;
+        for (int c = 0; c < 3; c++) {
+            struct rig r;
+            struct rig_job j, other;
+            model_open_engine(&r, m, (struct setup){ .batch = 2, .prefill_chunk = c == 0 ? 0 : c == 1 ? 64 : 5,
+                                                     .cache_bytes = c == 1 ? 1 << 20 : 0, .n_threads = 2 });
+            model_job(&j, &r, PROMPT, 0, 3);
+            model_job(&other, &r, 70, 0, 4);
+            j.job.method = JOB_SCORE;
+            job_submit(&other);
+            job_submit(&j);
+            job_wait(&other);
+            job_wait(&j);
+            assert_int_equal(j.n_scored, PROMPT - 1);
+            if (c == 0) want = j.score_sum;
+            assert_true(j.score_sum == want);
+            assert_true(want < -100);
+            job_free(&j);
+            job_free(&other);
+            rig_close(&r);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_strangers_chunks_threads),
+        cmocka_unit_test(test_b094_warm_equals_cold),
+        cmocka_unit_test(test_preempted_equals_alone),
+        cmocka_unit_test(test_score),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
