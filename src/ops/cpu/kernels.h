@@ -143,7 +143,8 @@ struct cpu_kernels {
     void (*attend_finish)(int64_t d, float Lt, const float *O, float *out);
 
     /* Vocabulary. Blocks of 1024 ids, 16 lanes inside a block (lane = id % 16), block sums added in block order.
-     * vocab_max: max and argmax (lowest id at ties) of x[n]; *finite false if a NaN or +inf is met (-inf is allowed).
+     * vocab_max: max and argmax (lowest id at ties) of x[n]; *finite false if a NaN or +inf is met (the
+     * other two then mean nothing); -inf is allowed.
      * vocab_sumexp: sum of mb_exp(x[i] - max), in that order. n need not be a multiple of anything. */
     void (*vocab_max)(const float *x, int64_t n, float *max, int64_t *argmax, bool *finite);
     float (*vocab_sumexp)(const float *x, int64_t n, float max);
