@@ -17,6 +17,7 @@
 struct mb_engine {
     struct gen_engine *gen;
     struct engine_loaded loaded;
+    int32_t *script; /* owned; test builds only */
 };
 
 struct mb_gen {
@@ -155,8 +156,57 @@ void mb_engine_close(mb_engine *e)
 {
     if (!e) return;
     gen_engine_close(e->gen, 0);
+    mb_free(e->script);
     mb_free(e);
 }
+
+#ifdef MB_FAULTS
+static mb_status open_script(mb_engine *e, struct engine **engine, const char *model_dir, const struct mb_script *script,
+                             mb_error *err)
+{
+    struct tokenizer *tok;
+    struct stepper stepper;
+    struct engine_loaded *l = &e->loaded;
+    MB_TRY(tokenizer_open(&tok, model_dir, err));
+    l->n_vocab = tokenizer_n_vocab(tok);
+    int32_t end_id = tokenizer_eos_id(tok);
+    tokenizer_close(tok);
+    l->n_context = l->max_context_in_pool = script->n_context ? script->n_context : 8192;
+    l->n_layer_full = 1;
+    snprintf(l->device, sizeof l->device, "scripted");
+    struct scripted_options so = { .n_vocab = l->n_vocab, .n_context = l->n_context, .m_max = 2048,
+                                   .n_rows_max = script->batch ? script->batch : DEFAULT_BATCH, .script = e->script,
+                                   .n_script = script->n, .end_id = end_id >= 0 ? end_id : l->n_vocab - 1,
+                                   .step_delay_ms = script->step_delay_ms,
+                                   .prefill_delay_ms_per_1k = script->prefill_delay_ms_per_1k };
+    struct engine_options eo = { .batch = so.n_rows_max, .queue_max = 64, .prefill_chunk = 2048, .prefill_share = 3,
+                                 .client_timeout_ms = 60000 };
+    MB_TRY(stepper_scripted(&stepper, &so, err));
+    return engine_open(engine, &stepper, &eo, err);
+}
+
+mb_status mb_engine_open_scripted(mb_engine **out, const char *model_dir, const struct mb_script *script,
+                                  const struct mb_open_extra *x, mb_error *err)
+{
+    struct engine_load load = { .dir = model_dir };
+    struct engine *engine = NULL;
+    *out = NULL;
+    mb_engine *e = mb_calloc(1, sizeof *e);
+    if (e) e->script = mb_alloc((size_t)script->n * sizeof *e->script + 1);
+    mb_status st = e && e->script ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
+    if (st == MB_OK && script->n) memcpy(e->script, script->ids, (size_t)script->n * sizeof *e->script);
+    if (st == MB_OK) st = open_script(e, &engine, model_dir, script, err);
+    load.engine.batch = script->batch ? script->batch : DEFAULT_BATCH;
+    if (st == MB_OK) st = open_gen(e, engine, model_dir, &load, x, err);
+    if (st != MB_OK) {
+        if (e) mb_free(e->script);
+        mb_free(e);
+        return st;
+    }
+    *out = e;
+    return MB_OK;
+}
+#endif
 
 struct engine_client mb_engine_client(mb_engine *e) { return gen_engine_client(e->gen); }
 struct gen_engine *mb_engine_gen(mb_engine *e) { return e->gen; }

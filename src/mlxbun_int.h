@@ -48,7 +48,21 @@ struct prompt_view {
 mb_status mb_prompt_view(mb_engine *e, const struct gen_request *r, struct arena *a, struct prompt_view *out, mb_error *err);
 /* "cpu avx2, 2 threads" for a level (NULL = the best): MB_UNSUPPORTED when this machine has it not. */
 mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err);
-/* Ids of a text with the tokenizer of a model directory, nothing else loaded. *ids is released with mb_free. */
-mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, int32_t **ids, int32_t *n, mb_error *err);
+/* Ids of a text with the tokenizer of a model directory, nothing else loaded. special: with what the tokenizer puts around
+ * a text. *ids is released with mb_free. */
+mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, bool special, int32_t **ids, int32_t *n,
+                          mb_error *err);
+
+#ifdef MB_FAULTS
+/* --- test builds: an engine whose draws are a script, over the tokenizer and templates of a model directory --- */
+struct mb_script {
+    const int32_t *ids;      /* [n] copied: what every request draws, one after the other, then the end token */
+    int32_t n;
+    int32_t n_context, batch; /* 0 = 8192, 8 */
+    int64_t step_delay_ms, prefill_delay_ms_per_1k;
+};
+mb_status mb_engine_open_scripted(mb_engine **out, const char *model_dir, const struct mb_script *script,
+                                  const struct mb_open_extra *x, mb_error *err);
+#endif
 
 #endif

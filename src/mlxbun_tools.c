@@ -37,11 +37,12 @@ mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err)
     return MB_OK;
 }
 
-mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, int32_t **ids, int32_t *n, mb_error *err)
+mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, bool special, int32_t **ids, int32_t *n,
+                          mb_error *err)
 {
     struct tokenizer *tok;
     struct token_list list;
-    struct encode_opts opt = { .add_special_tokens = true };
+    struct encode_opts opt = { .add_special_tokens = special };
     struct arena a;
     *ids = NULL;
     *n = 0;

@@ -71,6 +71,11 @@ mb_status model_starter(const struct flags *f, char path[MODEL_PATH_MAX], mb_err
 /* "134 MB", "1.2 GB" (decimal). */
 const char *model_size_text(uint64_t bytes, char out[32]);
 
+#ifdef MB_FAULTS
+/* --- scripted.c: serve --scripted FILE, for tests of everything above the model --- */
+mb_status scripted_open(const char *file, const char *model_dir, const struct mb_open_extra *x, mb_engine **out, mb_error *err);
+#endif
+
 /* --- progress.c --- */
 /* A bar on stderr where a person waits (stderr is a terminal), a plain line now and then otherwise, nothing with quiet.
  * Shows itself only after half a second. */

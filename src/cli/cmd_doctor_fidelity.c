@@ -85,7 +85,7 @@ static mb_status tokenise_file(const char *model, const char *dir, struct text_i
     buf_init(&b, 0);
     mb_status st = path_join(path, sizeof path, dir, t->name, err);
     if (st == MB_OK) st = file_read(&b, path, INPUT_MAX_BYTES, err);
-    if (st == MB_OK) st = mb_tokenize_dir(model, b.data ? b.data : "", b.len, &t->ids, &t->n, err);
+    if (st == MB_OK) st = mb_tokenize_dir(model, b.data ? b.data : "", b.len, true, &t->ids, &t->n, err);
     buf_free(&b);
     return st;
 }

@@ -144,6 +144,9 @@ static mb_status load(const struct flags *f, const char *path, mb_engine **out, 
     struct progress bar;
     *out = NULL;
     MB_TRY(model_options(f, &opt, &x, err));
+#ifdef MB_FAULTS
+    if (f->scripted.given) return scripted_open(f->scripted.s, path, &x, out, err);
+#endif
     progress_begin(&bar, "loading", f->quiet.b);
     opt.progress = progress_set;
     opt.progress_ctx = &bar;

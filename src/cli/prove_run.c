@@ -31,7 +31,7 @@ mb_status prove_init(struct prove *p, const struct flags *f, const char *path, m
     buf_init(&b, 0);
     for (int i = 0; i < TEXT_REPEATS; i++) buf_append(&b, text, sizeof text - 1);
     mb_status st = buf_status(&b, "the prompt", err);
-    if (st == MB_OK) st = mb_tokenize_dir(path, b.data, b.len, &p->ids, &p->n_ids, err);
+    if (st == MB_OK) st = mb_tokenize_dir(path, b.data, b.len, true, &p->ids, &p->n_ids, err);
     buf_free(&b);
     MB_TRY(st);
     for (int32_t i = 0; i < p->n_ids; i++) /* a tokenizer larger than the model's vocabulary */
