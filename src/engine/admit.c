@@ -102,11 +102,13 @@ void seq_preempt(struct engine *e, struct sequence *s)
     e->n_events++;
 }
 
-/* Pages that s still has to get until its known ids and one more are computed. */
+/* Pages that s still has to get until its known ids and a page of further ones are computed: with less, a row that
+ * comes back would be preempted again before it has drawn much. */
 static void add_needed(const struct engine *e, const struct sequence *s, int64_t need[KV_MAX_KINDS])
 {
     int64_t own[KV_MAX_KINDS];
-    kv_pages_needed(e->kv.kinds, e->kv.n_kinds, s->n_ids + 1, own);
+    int32_t n = s->n_ids + 1 + KV_PAGE_TOKENS, most = s->n_prompt + s->max_drawn;
+    kv_pages_needed(e->kv.kinds, e->kv.n_kinds, n < most ? n : most, own);
     for (int32_t k = 0; k < e->kv.n_kinds; k++) {
         int64_t more = own[k] - (s->st.kind[k].n_page - s->kept[k]);
         if (more > 0) need[k] += more;

@@ -1,5 +1,5 @@
-/* prefix_tree.c: nodes, treaps of siblings, publishing, dropping. prefix_find.c holds the search for a hit.
- * See prefix_tree.h for the idea. */
+/* prefix_tree.c: nodes, publishing, dropping. prefix_siblings.c orders the children of a node, prefix_find.c searches
+ * for a hit. See prefix_tree.h for the idea. */
 #include "engine/prefix_tree.h"
 
 #include <stdio.h>
@@ -109,88 +109,6 @@ static void gone_remove(struct prefix_tree *t, struct tree_node *n)
     else t->gone_tail = n->gone_prev;
 }
 
-/* --- treap of siblings, ordered by (key, symbols) --- */
-
-int tree_node_compare(const struct tree_node *n, const struct tree_run *r, int32_t *common)
-{
-    *common = 0;
-    if (n->depth == 0 && n->key != r->key) return r->key < n->key ? -1 : 1;
-    int32_t most = n->n < r->n ? n->n : r->n, i = 0;
-    while (i < most && symbol_at(r->v, r->first + i) == n->sym[i]) i++;
-    *common = i;
-    if (i < most) return symbol_at(r->v, r->first + i) < n->sym[i] ? -1 : 1;
-    return r->n < n->n ? -1 : r->n > n->n;
-}
-
-static struct tree_node **treap_root(struct prefix_tree *t, struct tree_node *parent)
-{
-    return parent ? &parent->children : &t->top;
-}
-
-static void treap_replace(struct tree_node **root, struct tree_node *old, struct tree_node *new)
-{
-    if (!old->up) *root = new;
-    else if (old->up->left == old) old->up->left = new;
-    else old->up->right = new;
-    if (new) new->up = old->up;
-}
-
-/* Lift c over its treap parent. */
-static void treap_rotate(struct tree_node **root, struct tree_node *c)
-{
-    struct tree_node *p = c->up;
-    treap_replace(root, p, c);
-    if (p->left == c) {
-        p->left = c->right;
-        if (p->left) p->left->up = p;
-        c->right = p;
-    } else {
-        p->right = c->left;
-        if (p->right) p->right->up = p;
-        c->left = p;
-    }
-    p->up = c;
-}
-
-static void treap_insert(struct tree_node **root, struct tree_node *n, const struct tree_run *r)
-{
-    struct tree_node *up = NULL, **at = root;
-    n->left = n->right = NULL;
-    while (*at) {
-        int32_t common;
-        up = *at;
-        at = tree_node_compare(up, r, &common) < 0 ? &up->left : &up->right;
-    }
-    *at = n;
-    n->up = up;
-    while (n->up && n->up->priority < n->priority) treap_rotate(root, n);
-}
-
-static void treap_remove(struct tree_node **root, struct tree_node *n)
-{
-    while (n->left && n->right) treap_rotate(root, n->left->priority > n->right->priority ? n->left : n->right);
-    treap_replace(root, n, n->left ? n->left : n->right);
-}
-
-struct tree_node *tree_best_child(struct prefix_tree *t, struct tree_node *parent, const struct tree_run *r,
-                                  int32_t *common)
-{
-    struct tree_node *best = NULL;
-    *common = 0;
-    for (struct tree_node *n = *treap_root(t, parent); n;) {
-        int32_t c;
-        int cmp = tree_node_compare(n, r, &c);
-        /* Every neighbour of the place of insertion is met on the way down. */
-        if (c > *common || (c == *common && c > 0 && best && n->n < best->n)) {
-            best = n;
-            *common = c;
-        }
-        if (cmp == 0) return n;
-        n = cmp < 0 ? n->left : n->right;
-    }
-    return best;
-}
-
 /* --- nodes --- */
 
 static size_t page_bytes(const struct prefix_tree *t, int32_t i_kind)
@@ -226,7 +144,7 @@ static void node_drop(struct prefix_tree *t, struct tree_node *n)
     while (n->n_snaps > 0) snap_drop(t, n, 0);
     lru_remove(t, n);
     gone_remove(t, n);
-    treap_remove(treap_root(t, n->parent), n);
+    tree_siblings_remove(t, n);
     t->n_leaves--;
     if (n->parent && --n->parent->n_children == 0) t->n_leaves++;
     t->bytes -= sizeof *n;
@@ -270,7 +188,7 @@ static struct tree_node *node_add(struct prefix_tree *t, struct tree_node *paren
     n->priority = (uint32_t)(((uint64_t)(t->n_nodes + 1) * 0x9E3779B97F4A7C15u + t->tick * 0xD1B54A32D192ED03u) >> 32);
     for (int32_t i = 0; i < r->n; i++) n->sym[i] = symbol_at(r->v, r->first + i);
     for (int32_t k = 0; k < KV_MAX_KINDS; k++) n->page[k] = -1;
-    treap_insert(treap_root(t, parent), n, r);
+    tree_siblings_insert(t, n, r);
     lru_push(t, n);
     t->n_leaves++;
     if (parent && parent->n_children++ == 0) t->n_leaves--;

@@ -11,8 +11,9 @@ struct tree_run {
     int32_t first, n;
 };
 
-/* Order of the run against a node: -1 before, 0 equal, 1 behind; *common: equal leading symbols. */
-int tree_node_compare(const struct tree_node *n, const struct tree_run *r, int32_t *common);
+/* Put a node (its parent is set) among its siblings by its run; take it out. */
+void tree_siblings_insert(struct prefix_tree *t, struct tree_node *n, const struct tree_run *r);
+void tree_siblings_remove(struct prefix_tree *t, struct tree_node *n);
 /* The child with the longest common prefix (the shortest such), NULL when none shares a symbol. */
 struct tree_node *tree_best_child(struct prefix_tree *t, struct tree_node *parent, const struct tree_run *r,
                                   int32_t *common);

@@ -122,7 +122,9 @@ static void test_eng006_strangers_change_nothing(void **state)
             j[i].job.n_end_ids = 1;
             j[i].stop_after = i == 4 ? 17 : 0;
         }
+        rig_gate(&r, true);
         for (int i = 0; i < 10; i++) job_submit(&j[i]);
+        rig_gate(&r, false);
         for (int i = 0; i < 10; i++) job_wait(&j[i]);
         assert_int_equal(j[4].why[0], END_STOP); /* ENG-002: nothing after the stop */
         for (int i = 0; i < 10; i++) {
@@ -375,12 +377,14 @@ static void test_preemption_keeps_output(void **state)
             r.eo.pool_bytes = 256 << 10;
             if (!cache) r.eo.prompt_cache_bytes = 0;
             rig_open(&r);
+            rig_gate(&r, true);
             for (int i = 0; i < 6; i++) {
                 job_init(&j[i], &r, 300 + 50 * i, 0, (uint32_t)i);
                 j[i].job.max_tokens = 500;
                 j[i].job.n_choices = i == 2 ? 2 : 1;
                 job_submit(&j[i]);
             }
+            rig_gate(&r, false);
             for (int i = 0; i < 6; i++) job_wait(&j[i]);
             for (int i = 0; i < 6; i++) {
                 assert_as_alone(&j[i]);

@@ -395,11 +395,13 @@ static void test_no_memory_fails_one(void **state)
         struct rig_job j[3], cold;
         rig_manner(&r, m);
         rig_open_failing(&r, MB_NO_MEMORY, 30);
+        rig_gate(&r, true); /* all three run when it happens */
         for (int i = 0; i < 3; i++) {
             job_init(&j[i], &r, 100, 0, (uint32_t)i);
             j[i].job.max_tokens = 100;
             job_submit(&j[i]);
         }
+        rig_gate(&r, false);
         for (int i = 0; i < 3; i++) job_wait(&j[i]);
         assert_int_equal(j[2].why[0], END_ERROR);
         assert_int_equal(j[2].status[0], MB_NO_MEMORY);
