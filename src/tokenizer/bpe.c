@@ -3,8 +3,8 @@
  * A word becomes symbols (ids of its characters), then the pair of lowest rank, leftmost first, is merged until none
  * is left. Short words scan for the best pair; long ones (a run of 200,000 letters is one word) keep the pairs in a
  * heap over a linked list, n log n. Byte-level vocabularies work on plain bytes: the alphabet was applied to the
- * tables at load. Words of one encode are remembered in a direct-mapped cache whose values are the ids already in the
- * output. SentencePiece-like vocabularies have no pre-tokeniser; when no merge spans "x\u2581" the text is cut before
+ * tables at load. Short words of one encode are remembered in a direct-mapped cache, a line of memory each.
+ * SentencePiece-like vocabularies have no pre-tokeniser; when no merge spans "x\u2581" the text is cut before
  * each U+2581, which cannot change the result and keeps words short.
  */
 #include <string.h>
@@ -12,8 +12,6 @@
 #include "tokenizer/tokenizer_int.h"
 
 #define SHORT_WORD 32       /* symbols */
-#define CACHED_WORD 64      /* bytes */
-#define CACHE_TEXT (8u << 20)
 
 static const char meta[] = "\xE2\x96\x81";
 
@@ -196,7 +194,6 @@ void bpe_free(struct bpe *b)
 void bpe_scratch_init(struct bpe_scratch *s, size_t n_text)
 {
     memset(s, 0, sizeof *s);
-    buf_init(&s->text, CACHE_TEXT);
     buf_init(&s->map, TOKENIZER_MAX_TEXT);
     uint32_t n = 64;
     while (n < n_text / 8 && n < 8192) n *= 2;
@@ -209,7 +206,6 @@ void bpe_scratch_free(struct bpe_scratch *s)
     mb_free(s->symbols);
     mb_free(s->heap);
     mb_free(s->words);
-    buf_free(&s->text);
     buf_free(&s->map);
     memset(s, 0, sizeof *s);
 }
@@ -481,18 +477,59 @@ static mb_status word_encode(struct word *w, const struct mtext *x, size_t off, 
     return MB_OK;
 }
 
-/* Tokens of a word that this encode has seen before. */
-static bool cached_word(struct word *w, const struct word_slot *slot, uint32_t hash, const struct mtext *x, size_t off,
-                        struct token_out *out)
+static uint64_t load_bytes(const char *p, size_t n)
 {
-    if (slot->len != w->len || slot->hash != hash || memcmp(w->s->text.data + slot->off, w->text, w->len) != 0)
-        return false;
-    if (!out_room(out, slot->n)) return false;
-    for (uint32_t i = 0; i < slot->n; i++) {
-        uint32_t rel = out->want_ends ? out->rel[slot->first + i] : 0;
-        token_out_push(out, out->ids[slot->first + i], rel, out->want_ends ? mtext_end(x, off + rel - 1) : 0);
+    uint64_t v = 0;
+    if (n >= 4) { /* two reads that may overlap */
+        uint32_t low, high;
+        memcpy(&low, p, 4);
+        memcpy(&high, p + n - 4, 4);
+        return low | (uint64_t)high << (8 * (n - 4));
     }
-    return true;
+    for (size_t i = 0; i < n; i++) v |= (uint64_t)(uint8_t)p[i] << (8 * i);
+    return v;
+}
+
+static struct word_key key_of(const char *p, size_t n)
+{
+    struct word_key k = { { 0, 0, (uint64_t)n << 56 } };
+    size_t i = 0;
+    for (; n - i > 8; i += 8) memcpy(&k.w[i / 8], p + i, 8);
+    k.w[i / 8] |= load_bytes(p + i, n - i);
+    return k;
+}
+
+static uint32_t key_hash(const struct word_key *k)
+{
+    uint64_t h = (k->w[0] ^ (k->w[1] << 21 | k->w[1] >> 43)) * 0x9E3779B97F4A7C15u;
+    h = (h ^ h >> 32 ^ k->w[2]) * 0xC4CEB9FE1A85EC53u;
+    return (uint32_t)(h >> 32);
+}
+
+/* Remember the tokens of out from `first` on. What does not fit is not remembered. */
+static void word_remember(struct word_slot *slot, const struct word_key *key, size_t n_tokens,
+                          const struct token_out *out)
+{
+    size_t first = out->n - n_tokens;
+    if (n_tokens >= CACHED_IDS) return;
+    slot->key = *key;
+    slot->n = (uint8_t)n_tokens;
+    for (size_t i = 0; i < n_tokens; i++) {
+        slot->ids[i] = out->ids[first + i];
+        slot->rel[i] = (uint8_t)(out->want_ends ? out->rel[first + i] : 0);
+    }
+}
+
+static void word_recall(const struct word_slot *slot, const struct mtext *x, size_t off, struct token_out *out)
+{
+    for (size_t i = 0; i < slot->n; i++) {
+        out->ids[out->n] = slot->ids[i];
+        if (out->want_ends) {
+            out->rel[out->n] = slot->rel[i];
+            out->ends[out->n] = mtext_end(x, off + slot->rel[i] - 1);
+        }
+        out->n++;
+    }
 }
 
 static mb_status word_encode_cached(struct word *w, const struct mtext *x, size_t off, struct token_out *out,
@@ -500,16 +537,15 @@ static mb_status word_encode_cached(struct word *w, const struct mtext *x, size_
 {
     struct bpe_scratch *s = w->s;
     if (w->len > CACHED_WORD || !s->n_words) return word_encode(w, x, off, out, err);
-    uint32_t hash = text_hash(w->text, w->len);
-    struct word_slot *slot = &s->words[hash & (s->n_words - 1)];
-    if (cached_word(w, slot, hash, x, off, out)) return MB_OK;
-    size_t first = out->n;
+    struct word_key key = key_of(w->text, w->len);
+    struct word_slot *slot = &s->words[key_hash(&key) & (s->n_words - 1)];
+    if (memcmp(&slot->key, &key, sizeof key) == 0 && out_room(out, CACHED_IDS)) {
+        word_recall(slot, x, off, out);
+        return MB_OK;
+    }
+    size_t n = out->n;
     MB_TRY(word_encode(w, x, off, out, err));
-    if (s->text.len + w->len > CACHE_TEXT || out->n > UINT32_MAX) return MB_OK;
-    size_t at = s->text.len;
-    buf_append(&s->text, w->text, w->len);
-    if (s->text.failed == MB_OK)
-        *slot = (struct word_slot){ (uint32_t)at, (uint32_t)w->len, hash, (uint32_t)first, (uint32_t)(out->n - first) };
+    word_remember(slot, &key, out->n - n, out);
     return MB_OK;
 }
 

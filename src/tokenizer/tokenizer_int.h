@@ -290,18 +290,23 @@ struct token_out {
     size_t n, cap;
     bool want_ends;
 };
-struct word_slot {
-    uint32_t off, len, hash; /* its text in bpe_scratch.text; len 0: empty slot */
-    uint32_t first, n;       /* ids [first, first + n) of token_out */
+#define CACHED_WORD 22 /* bytes of a word that is remembered */
+#define CACHED_IDS 8   /* fewer tokens than this */
+struct word_key {
+    uint64_t w[3];  /* the bytes, zeros behind them, the length in the last byte */
+};
+struct word_slot {  /* one cache line */
+    struct word_key key; /* all zero: empty */
+    uint8_t n, rel[CACHED_IDS - 1];
+    int32_t ids[CACHED_IDS];
 };
 struct bpe_scratch {
     struct symbol *symbols;
     size_t cap_symbols;
     struct heap_item *heap;
     size_t cap_heap;
-    struct word_slot *words;      /* direct-mapped cache over this encode's own output */
+    struct word_slot *words;      /* direct-mapped cache */
     uint32_t n_words;
-    struct buf text;              /* the cached words */
     struct buf map;               /* for ignore_merges and affixes */
 };
 mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, const json_t *model, struct str merges,
