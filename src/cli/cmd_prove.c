@@ -123,16 +123,25 @@ static mb_status line_warm(struct report *r, mb_error *err)
     return MB_OK;
 }
 
-/* A pool in which the request and an older stranger cannot both grow: the request is the younger and must go. */
+/* A pool that n_strangers and the request fill with their prompts alone, but for `extra` pages: growing, the youngest must
+ * go, and that is the request. */
+static uint64_t budget_that_preempts(const struct report *r, const struct prove_setup *s, int32_t extra)
+{
+    uint64_t prompt = prove_budget_for(&r->p, r->p.n_prompt + 1);
+    uint64_t page = prove_budget_for(&r->p, r->p.n_prompt + 1 + PAGE_TOKENS) - prompt;
+    uint64_t longest = prove_budget_for(&r->p, r->p.n_prompt + s->stranger_tokens + 1);
+    uint64_t budget = (uint64_t)(s->n_strangers + 1) * prompt + (uint64_t)extra * page;
+    return prompt == 0 || longest == 0 ? 0 : budget > longest ? budget : longest;
+}
+
+/* How much room the rounding of pages to chunks leaves depends on the model, so a few settings are tried. */
 static mb_status line_preempted(struct report *r, mb_error *err)
 {
-    int32_t prompt_pages = (r->p.n_prompt + PAGE_TOKENS) / PAGE_TOKENS;
-    struct prove_setup s = { .n_strangers = 1, .stranger_tokens = r->n_each + PAGE_TOKENS };
-    int32_t longest = (r->p.n_prompt + s.stranger_tokens + PAGE_TOKENS) / PAGE_TOKENS;
-    for (int32_t extra = 1; extra <= 3; extra++) {
-        int32_t pages = 2 * prompt_pages + extra > longest ? 2 * prompt_pages + extra : longest + extra - 1;
+    static const struct { int32_t n_strangers, extra; } tries[] = { { 1, 1 }, { 1, 0 }, { 3, 1 }, { 3, 0 }, { 7, 0 } };
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        struct prove_setup s = { .n_strangers = tries[i].n_strangers, .stranger_tokens = r->n_each + PAGE_TOKENS };
         struct prove_result got;
-        s.kv_budget_bytes = prove_budget_for(&r->p, pages * PAGE_TOKENS);
+        s.kv_budget_bytes = budget_that_preempts(r, &s, tries[i].extra);
         if (s.kv_budget_bytes == 0) break;
         MB_TRY(run_fresh(r, &s, r->n_each, &got, err));
         bool preempted = got.n_preempted > 0;

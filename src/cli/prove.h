@@ -27,7 +27,7 @@ struct prove_result {
     struct prove_token *token; /* [2 * n_each] owned */
     int32_t n_each;
     int32_t n_cached;          /* prompt tokens that came from the cache, of the last run */
-    uint64_t n_preempted;      /* by the engine so far */
+    uint64_t n_preempted;      /* how often the request lost its pages and came back */
 };
 
 struct prove {

@@ -113,7 +113,8 @@ static void drain(struct strangers *s)
             if (ev.type == GEN_EV_DONE || ev.type == GEN_EV_ERROR) break;
 }
 
-/* Started, and each has drawn: from here on they share the batch with the request. */
+/* Started, and each has drawn: from here on they share the batch with the request. Not so in a tiny pool, where they must
+ * not have grown before the request comes: there the order of arrival is enough. */
 static mb_status start_strangers(const struct prove *p, mb_engine *e, const struct prove_setup *setup, struct strangers *s,
                                  mb_error *err)
 {
@@ -123,7 +124,7 @@ static mb_status start_strangers(const struct prove *p, mb_engine *e, const stru
         MB_TRY(start_stranger(p, e, i, setup->stranger_tokens, &s->stream[i], err));
         s->n++;
     }
-    for (int32_t i = 0; i < s->n; i++)
+    for (int32_t i = 0; i < s->n && !setup->stranger_tokens; i++)
         while (gen_next(s->stream[i], 10000, &ev) && ev.type != GEN_EV_TEXT) {
             if (ev.type == GEN_EV_ERROR) return mb_fail(err, ev.u.error.status, "a stranger failed: %s", ev.u.error.text);
             if (ev.type == GEN_EV_DONE) break;
@@ -138,18 +139,31 @@ static void stop_strangers(struct strangers *s)
 }
 
 /* --- the request --- */
-static mb_status take(struct gen_stream *stream, struct strangers *others, struct prove_token *out, int32_t n, int32_t *n_cached,
-                      mb_error *err)
+static uint64_t preempted_so_far(mb_engine *e)
+{
+    struct engine_client c = mb_engine_client(e);
+    struct engine_stats stats;
+    c.stats(c.ctx, &stats);
+    return stats.preempted;
+}
+
+/* The request is the youngest, so what is preempted between its start and its end is the request. */
+static mb_status take(mb_engine *e, struct gen_stream *stream, struct strangers *others, struct prove_token *out,
+                      struct prove_result *r, mb_error *err)
 {
     struct gen_event ev;
-    int32_t got = 0;
+    int32_t got = 0, n = r->n_each;
+    uint64_t before = UINT64_MAX;
     for (;;) {
         if (!gen_next(stream, others->n ? 5 : -1, &ev)) {
             drain(others);
             continue;
         }
         if (others->n) drain(others);
-        if (ev.type == GEN_EV_START) *n_cached = ev.u.start.n_cached;
+        if (ev.type == GEN_EV_START) {
+            r->n_cached = ev.u.start.n_cached;
+            before = preempted_so_far(e);
+        }
         if (ev.type == GEN_EV_ERROR) return mb_fail(err, ev.u.error.status, "%s", ev.u.error.text ? ev.u.error.text : "failed");
         if (ev.type == GEN_EV_TOKEN && got < n) {
             float logprob = ev.u.token.logprob;
@@ -159,21 +173,22 @@ static mb_status take(struct gen_stream *stream, struct strangers *others, struc
         }
         if (ev.type == GEN_EV_DONE) break;
     }
+    if (before != UINT64_MAX) r->n_preempted += preempted_so_far(e) - before;
     return got == n ? MB_OK : mb_fail(err, MB_INTERNAL, "%d tokens came, wanted %d", (int)got, (int)n);
 }
 
-static mb_status draw(const struct prove *p, mb_engine *e, struct strangers *others, double temperature, int32_t n,
-                      struct prove_token *out, int32_t *n_cached, mb_error *err)
+static mb_status draw(const struct prove *p, mb_engine *e, struct strangers *others, double temperature, struct prove_token *out,
+                      struct prove_result *result, mb_error *err)
 {
     struct engine_client c = mb_engine_client(e);
     struct gen_stream *stream = NULL;
-    struct gen_request r = { .input = GEN_IDS, .ids = p->ids, .n_ids = p->n_prompt, .n_choices = 1, .max_tokens = n,
+    struct gen_request r = { .input = GEN_IDS, .ids = p->ids, .n_ids = p->n_prompt, .n_choices = 1, .max_tokens = result->n_each,
                              .ignore_eos = true, .logprobs = true, .raw_split = true };
     r.sampling.temperature = (struct sampler_value){ temperature, true };
     r.sampling.seed = (struct sampler_value){ PROVE_SEED, true };
     r.sampling.top_p = r.sampling.top_k = r.sampling.min_p = (struct sampler_value){ 0, true };
     MB_TRY(c.start(c.ctx, &r, NULL, NULL, &stream, err));
-    mb_status st = take(stream, others, out, n, n_cached, err);
+    mb_status st = take(e, stream, others, out, result, err);
     gen_close(stream);
     return st;
 }
@@ -182,8 +197,6 @@ mb_status prove_run(const struct prove *p, mb_engine *e, const struct prove_setu
                     mb_error *err)
 {
     static const double temperatures[] = { 0, 0.8 };
-    struct engine_client c = mb_engine_client(e);
-    struct engine_stats stats;
     mb_status st = MB_OK;
     *out = (struct prove_result){ .n_each = n_each };
     out->token = mb_calloc(2 * (size_t)n_each, sizeof *out->token);
@@ -191,11 +204,9 @@ mb_status prove_run(const struct prove *p, mb_engine *e, const struct prove_setu
     for (int i = 0; st == MB_OK && i < 2; i++) {
         struct strangers others = { .n = 0 };
         st = start_strangers(p, e, s, &others, err);
-        if (st == MB_OK) st = draw(p, e, &others, temperatures[i], n_each, out->token + i * n_each, &out->n_cached, err);
+        if (st == MB_OK) st = draw(p, e, &others, temperatures[i], out->token + i * n_each, out, err);
         stop_strangers(&others);
     }
-    c.stats(c.ctx, &stats);
-    out->n_preempted = stats.preempted;
     if (st != MB_OK) prove_result_free(out);
     return st;
 }
