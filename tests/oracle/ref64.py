@@ -143,7 +143,8 @@ class Ref64:
         q, k = rotate(q), rotate(k)
         k, v = np.repeat(k, n_head // n_kv, 1), np.repeat(v, n_head // n_kv, 1)
         scale = c.get("query_pre_attn_scalar", d) ** -0.5
-        s = np.einsum("qhd,khd->hqk", q, k) * scale
+        q, k, v = (t.swapaxes(0, 1) for t in (q, k, v))
+        s = q @ k.swapaxes(1, 2) * scale
         at, key = np.arange(n)[:, None], np.arange(n)[None]
         see = key <= at
         if window:
@@ -151,7 +152,7 @@ class Ref64:
         s = np.where(see, s, -np.inf)
         s = np.exp(s - s.max(-1, keepdims=True))
         s /= s.sum(-1, keepdims=True)
-        return self.linear(np.einsum("hqk,khd->qhd", s, v).reshape(n, -1), p + "o_proj")
+        return self.linear((s @ v).swapaxes(0, 1).reshape(n, -1), p + "o_proj")
 
     def mlp(self, x, i):
         p = f"model.layers.{i}.mlp."
