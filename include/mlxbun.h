@@ -40,7 +40,7 @@ MB_API void mb_set_log(int level, void (*sink)(void *ctx, int level, const char 
 typedef struct mb_options {
     size_t size;               /* sizeof(mb_options) */
     const char *tier;          /* "l1" (default), "l2", "f32": arithmetic, docs/numerics.md */
-    const char *kv;            /* "off" (the family's 16-bit type, default), "f16", "f32" */
+    const char *kv;            /* "off" (the family's 16-bit type), "f16", "bf16", "f32"; NULL: f32 with tier f32, else off */
     const char *device;        /* "cpu" (default) */
     const char *cpu_level;     /* "portable", "avx2", "avx512", "amx"; NULL: the best of this machine. Same bits. */
     int32_t n_threads;         /* 0: physical cores this process may use. Same bits. */

@@ -59,9 +59,9 @@ mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err
 mb_status mb_kv_parse(const char *text, int *out, mb_error *err)
 {
     static const struct { const char *name; int format; } names[] = {
-        { "off", -1 }, { "f16", KV_F16 }, { "bf16", KV_BF16 }, { "f32", KV_F32 },
+        { "off", KV_OF_FAMILY }, { "f16", KV_F16 }, { "bf16", KV_BF16 }, { "f32", KV_F32 },
     };
-    *out = -1;
+    *out = KV_OF_TIER;
     for (size_t i = 0; text && i < sizeof names / sizeof names[0]; i++)
         if (strcmp(text, names[i].name) == 0) {
             *out = names[i].format;

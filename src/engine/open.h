@@ -13,7 +13,7 @@ struct engine_load {
     const char *cpu_level;         /* NULL = highest */
     int n_threads;                 /* 0 = physical cores this process may use */
     enum fidelity_tier tier;
-    int kv_format;                 /* enum kv_format or -1 */
+    int kv_format;                 /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
     int32_t n_context;             /* 0 = the model's */
     uint64_t memory_budget_bytes;  /* 0 = 90 % of what is free */
     uint64_t kv_budget_bytes;      /* 0 = no further limit (--kv-budget only lowers the pool) */

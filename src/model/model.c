@@ -67,7 +67,8 @@ static uint64_t fingerprint(const struct checkpoint *c)
 
 static void set_kinds(struct model *m, int kv_format)
 {
-    int format = kv_format >= 0 ? kv_format : m->tier == TIER_F32 ? (int)KV_F32 : m->spec.kv_format;
+    bool f32 = kv_format == KV_OF_TIER && m->tier == TIER_F32;
+    int format = kv_format >= 0 ? kv_format : f32 ? (int)KV_F32 : m->spec.kv_format;
     for (int i = 0; i < m->spec.n_kinds; i++) {
         m->spec.kinds[i].format = format;
         m->ops->kv_sizes(m->device, &m->spec.kinds[i]);

@@ -11,11 +11,14 @@
 
 struct model; /* opaque */
 
+/* KV formats by rule: the family's 16-bit type but float32 under TIER_F32, or the former under every tier. */
+enum { KV_OF_TIER = -1, KV_OF_FAMILY = -2 };
+
 struct model_options {
     const struct ops *ops;       /* backend */
     struct device *device;       /* borrowed */
     enum fidelity_tier tier;
-    int kv_format;               /* enum kv_format, or -1 = the family's 16-bit type (TIER_F32: KV_F32) */
+    int kv_format;               /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
     int32_t n_rows_max;          /* --batch */
     int32_t m_max;               /* tokens of a batch, 0 = 2048 */
     int32_t n_context;           /* lower the model's context; 0 = the model's own */
