@@ -188,10 +188,10 @@ def test_values_of_rows_without_effect_are_checked(flag, value, words):
 # --- rows of later versions ---
 
 @pytest.mark.parametrize("flags", [
-    ["--ssd-cache", "/tmp/x", "--ssd-cache-max", "1"],     # T1.10, T1.11
+    ["--ssd-cache", "/tmp/x", "--ssd-cache-max", "1"],     # T1.10, T1.11, ENG-054: no disk tier to wait for
     ["--isolate", "--model-pool", "2"],                    # T1.15, T1.16, CFG-017, CFG-069
     ["--adapter", "x"], ["--adapter-path", "x"],           # T1.21, CFG-030
-    ["--draft-model", "x"], ["--draft-kind", "mtp"],       # T1.22, T1.23
+    ["--draft-model", "x"], ["--draft-kind", "mtp"],       # T1.22, T1.23, ENG-097, ENG-098, ENG-099: no drafts
     ["--kv-quant", "4"], ["--kv-quant", "config"], ["--kv-quant", "turbo"],  # T1.18, ENG-055
     ["--hlg-sampling", "on", "--hlg-width", "3"],          # T1.33, T1.34
 ])

@@ -195,8 +195,67 @@ static void test_families_equal_the_oracle(void **state)
     assert_int_equal(n_bad, 0);
 }
 
+/* --- the rows of the case list, by their own texts --- */
+
+/* Each text is among the family's cases, and its ids are the oracle's. */
+static void check_texts(const char *family, const char *const *texts, size_t n_texts)
+{
+    char path[512];
+    mb_error err;
+    struct tokenizer *t = NULL;
+    json_t *root = NULL, *c;
+    int before = n_bad;
+    snprintf(path, sizeof path, ROOT "/%s", family);
+    if (tokenizer_open(&t, path, &err) != MB_OK) fail_msg("%s: %s", family, err.text);
+    snprintf(path, sizeof path, ROOT "/%s/cases.json", family);
+    assert_int_equal(json_read_file(&root, path, 64 << 20, &err), MB_OK);
+    for (size_t k = 0; k < n_texts; k++) {
+        size_t i, n_found = 0;
+        json_array_foreach(json_object_get(root, "cases"), i, c) {
+            if (strcmp(json_string_value(json_object_get(c, "text")), texts[k]) != 0) continue;
+            check_ids(t, family, i, c, false);
+            n_found++;
+        }
+        if (n_found == 0) fail_msg("%s has no case \"%s\"", family, texts[k]);
+    }
+    json_decref(root);
+    tokenizer_close(t);
+    assert_int_equal(n_bad, before);
+}
+
+/* B-002: split patterns with \p{M} in the class keep combining marks with their letters. */
+static void test_b002_combining_marks(void **state)
+{
+    static const char *const texts[] = { "\u0927\u0928\u094d\u092f\u0935\u093e\u0926", "\u0995\u09b2\u09ae", "e\u0301", "\u0301" };
+    check_texts("o200k", texts, 4);
+    check_texts("qwen3_5", texts, 4);
+}
+
+/* B-005: the word behind a special token, in each prepend scheme and the legacy form. */
+static void test_b005_prefix_space(void **state)
+{
+    static const char *const families[] = { "spm_first", "spm_always", "spm_never", "spm_legacy" };
+    static const char *const texts[] = { "<s>Go", "<s> Go", "</s>  Go", " Go", "Go" };
+    for (size_t i = 0; i < 4; i++) check_texts(families[i], texts, 5);
+}
+
+/* B-007: composed and decomposed accents, by the pattern and normaliser of each file. */
+static void test_b007_accents(void **state)
+{
+    static const char *const families[] = { "gpt2", "llama3", "qwen2", "qwen3_5", "o200k", "smollm2", "starcoder", "deepseek",
+                                            "gemma3", "mistral", "phi3", "spm_first", "nfd_wsplit", "nfkd_punct" };
+    static const char *const texts[] = { "Cr\u00e8me br\u00fbl\u00e9e \u2116 42 \u2014 \u00bd \U0001f642",
+                                         "Cre\u0300me bru\u0302le\u0301e \u2116 42 \u2014 \u00bd \U0001f642" };
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) check_texts(families[i], texts, 2);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_families_equal_the_oracle) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_families_equal_the_oracle),
+        cmocka_unit_test(test_b002_combining_marks),
+        cmocka_unit_test(test_b005_prefix_space),
+        cmocka_unit_test(test_b007_accents),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

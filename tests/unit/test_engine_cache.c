@@ -136,7 +136,7 @@ static void test_hit_and_two_way_span(void **state)
     rig_close(&r);
 }
 
-/* B-092, the engine's part: adapters and cache keys separate caches; contents count, not names. */
+/* B-092, ENG-093, ENG-094, ENG-095, the engine's part: adapters and cache keys separate caches; contents count, not names. */
 static void test_b092_keys_separate(void **state)
 {
     struct adapter_handle a = { .id = "a", .content_hash = 11 }, again = { .id = "b", .content_hash = 11 };
@@ -198,7 +198,7 @@ static void test_waits_for_prefix_in_prefill(void **state)
     }
 }
 
-/* B-098: the cap holds over 2000 different prompts, a tenth of them cancelled; nothing is left held, memory is flat. */
+/* B-098, ENG-086: the cap holds over 2000 different prompts, a tenth of them cancelled; nothing is left held, memory is flat. */
 static void test_b098_cap_holds(void **state)
 {
     for (int m = 0; m < 3; m++) {
