@@ -426,7 +426,7 @@ static mb_status template_read(struct import *im, char **out, mb_error *err)
     *out = NULL;
     MB_TRY(gguf_get_string(im->g, "tokenizer.chat_template", &s, err));
     if (!s.ptr) {
-        import_note(im, "the file has no chat template: chat uses a plain form, or give one with --chat-template");
+        import_note(im, "the file has no chat template: put chat_template.jinja into the folder, or use raw text (generate --raw)");
         return MB_OK;
     }
     if (!utf8_valid(s.ptr, s.len) || memchr(s.ptr, 0, s.len))

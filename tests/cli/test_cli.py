@@ -351,7 +351,6 @@ def test_convert(tmp_path):
     assert report["arch"] == "llama" and report["tensors"] == report["plain"] + report["exact"] + report["rounded"]
     assert (out / "config.json").exists()
     assert 0 <= (out / "model.safetensors").stat().st_size - report["size_bytes"] < 10000  # the header
-    run("generate", out, "--raw", "--prompt-ids", "1,2", "--max-tokens", "2", "--temp", "0")
     assert "tensors" in run("convert", gguf, tmp_path / "out2").stdout
     run("convert", gguf, out, status=2)  # in use
     run("convert", gguf, status=2)
