@@ -1,7 +1,7 @@
 /* generate.c: the smallest useful program over libmlxbun: load a model, ask it one thing, print the answer as it comes.
  *
  *   cc examples/generate.c -o generate $(pkg-config --cflags --libs mlxbun)     after `make install`
- *   cc -Iinclude examples/generate.c -o generate build/libmlxbun.so -Wl,-rpath,build      in the source tree
+ *   make examples && build/examples/generate                                    in the source tree
  *   ./generate DIR "Why is the sky blue?"
  *
  * Only mlxbun.h is included: what is used here is the whole life of a request.

@@ -109,6 +109,12 @@ allocs-failed:
 run: all ## fetch the starter model and serve it at 127.0.0.1:8080
 	@dir=$$($(BUILD)/mlx-bun get --starter | tail -n 1) && exec $(BUILD)/mlx-bun serve "$$dir"
 
+.PHONY: examples
+examples: $(BUILD)/libmlxbun.a ## build the programs of examples/ into $(BUILD)/examples
+	@mkdir -p $(BUILD)/examples
+	@for f in examples/*.c; do \
+	    $(CC) -std=c17 $(WARN) -Iinclude $$f $< -o $(BUILD)/examples/$$(basename $$f .c) $(LDFLAGS) $(PKG_LIBS) || exit 1; done
+
 install: build ## copy program, library, headers and mlxbun.pc below $(DESTDIR)$(PREFIX)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig \
 	    $(DESTDIR)$(PREFIX)/share/mlx-bun/fidelity

@@ -412,6 +412,19 @@ def test_output_errors():
     assert p.stderr == ""
 
 
+def test_example_program(tmp_path):
+    """examples/generate.c: the public header alone is enough."""
+    library = Path(MLX_BUN).parent / "libmlxbun.a"
+    libs = subprocess.run(["make", "-s", "--no-print-directory", "-f", "Makefile", "-f", "-", "print-libs"], cwd=ROOT, text=True,
+                          input="print-libs:\n\t@echo $(PKG_LIBS)\n", capture_output=True).stdout.split()
+    subprocess.run(["cc", "-std=c17", "-Wall", "-Wextra", "-Werror", "-Iinclude", "examples/generate.c", str(library), *libs,
+                    "-o", str(tmp_path / "generate")], cwd=ROOT, check=True)
+    p = subprocess.run([tmp_path / "generate", LLAMA, 'say "hi"\n'], capture_output=True, text=True, cwd=ROOT)
+    assert p.returncode == 0 and re.search(r"\(\d+ tokens, (stop|length)\)$", p.stdout.strip()), p.stdout + p.stderr
+    p = subprocess.run([tmp_path / "generate", "/nonexistent", "x"], capture_output=True, text=True)
+    assert p.returncode == 1 and "MB_NOT_FOUND" in p.stderr
+
+
 # --- serve ---
 
 
