@@ -383,6 +383,8 @@ static const struct flag_row rows[] = {
 #endif
 };
 
+_Static_assert(sizeof rows / sizeof rows[0] <= FLAG_ROWS_MAX, "the parser keeps a bit a row");
+
 const struct flag_row *flag_rows(size_t *n)
 {
     *n = sizeof rows / sizeof rows[0];

@@ -54,6 +54,7 @@ struct flag_row {
 };
 
 #define FLAG_LIST_MAX 16
+#define FLAG_ROWS_MAX 160
 
 struct flag_value {
     bool given;                  /* by flag or environment */

@@ -205,7 +205,7 @@ struct parse {
     int argc, i;
     char **argv;
     bool after_unknown;     /* the argument before was an unknown flag: this one may be its value */
-    bool by_alias[160]; /* rows whose value came from an alias: the flag's own name still beats it */
+    bool by_alias[FLAG_ROWS_MAX]; /* rows whose value came from an alias: the flag's own name still beats it */
 };
 
 /* The row of "-p", "--name" or "--name=value"; *value is what stands behind '='. NULL: not a known flag. *foreign: it
@@ -334,7 +334,6 @@ mb_status flags_parse(struct flags *out, unsigned command, int argc, char **argv
     size_t n;
     const struct flag_row *rows = flag_rows(&n);
     bool only_positional = false;
-    _Static_assert(sizeof p.by_alias >= 160, "one a row");
     *n_positional = 0;
     for (size_t i = 0; i < n; i++) set_default(out, &rows[i]);
     for (size_t i = 0; i < n; i++)
