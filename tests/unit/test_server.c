@@ -732,7 +732,7 @@ static void test_b103_queue_full(void **state)
     rig_init(&r.gen, (const char *[]){ "hello", " world", NULL });
     r.gen.eo.batch = 2;
     r.gen.eo.queue_max = 4;
-    r.gen.so.step_delay_ms = 60;
+    r.gen.so.step_delay_ms = 300; /* long against the start of 40 threads on a busy machine */
     srig_start(&r);
     int n_ok = 0, n_busy = 0;
     for (int i = 0; i < 40; i++) {
