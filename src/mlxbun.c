@@ -240,6 +240,7 @@ static mb_status to_gen_request(const mb_request *r, struct gen_request *out, mb
     out->sampling.min_p = given(r->has_min_p, r->min_p);
     out->sampling.repetition_penalty = given(r->has_repetition_penalty, r->repetition_penalty);
     out->sampling.seed = given(r->has_seed, (double)r->seed);
+    out->sampling.seed.exact = r->seed;
     out->stops = r->stops;
     out->n_stops = r->n_stops;
     out->logprobs = true;

@@ -70,7 +70,9 @@ static mb_status sampling_value(struct sampler_values *values, const struct samp
     if (!big && !json_is_number(v)) return field_type_error(row->name, row->type == SAMPLER_INT ? "int" : "float", err);
     if (row->type == SAMPLER_INT && !big && !json_is_integer(v)) return field_type_error(row->name, "int", err);
     MB_TRY(sampler_row_check(row, d, big || json_is_integer(v), err));
-    *sampler_value_at(values, row) = (struct sampler_value){ d, true };
+    struct sampler_value got = { .v = d, .given = true };
+    if (json_is_integer(v)) got.exact = (uint64_t)json_integer_value(v);
+    *sampler_value_at(values, row) = got;
     return MB_OK;
 }
 

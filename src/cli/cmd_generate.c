@@ -106,6 +106,7 @@ static mb_status set_request(const struct flags *f, struct input *in, mb_error *
     s->frequency_penalty = sampled(&f->frequency_penalty);
     s->frequency_context_size = sampled(&f->frequency_context_size);
     s->seed = sampled(&f->seed);
+    s->seed.exact = (uint64_t)f->seed.i;
     r->max_tokens = f->max_tokens.given ? f->max_tokens.i : -1;
     r->min_tokens = (int32_t)f->min_tokens.i;
     r->ignore_eos = f->ignore_eos.b;

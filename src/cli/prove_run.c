@@ -99,8 +99,8 @@ static mb_status start_stranger(const struct prove *p, mb_engine *e, int32_t i, 
     struct gen_request r = { .input = GEN_IDS, .ids = p->ids + (p->n_ids - n) * (i + 1) / (PROVE_STRANGERS + 1), .n_ids = n,
                              .n_choices = 1, .ignore_eos = true, .raw_split = true, .max_tokens = n_tokens ? n_tokens : room };
     if (r.max_tokens > room) r.max_tokens = room > 0 ? room : 1;
-    r.sampling.temperature = (struct sampler_value){ 0.25 * i, true };
-    r.sampling.seed = (struct sampler_value){ 1000 + i, true };
+    r.sampling.temperature = (struct sampler_value){ .v = 0.25 * i, .given = true };
+    r.sampling.seed = (struct sampler_value){ .v = 1000 + i, .given = true };
     return c.start(c.ctx, &r, NULL, NULL, out, err);
 }
 
@@ -184,9 +184,9 @@ static mb_status draw(const struct prove *p, mb_engine *e, struct strangers *oth
     struct gen_stream *stream = NULL;
     struct gen_request r = { .input = GEN_IDS, .ids = p->ids, .n_ids = p->n_prompt, .n_choices = 1, .max_tokens = result->n_each,
                              .ignore_eos = true, .logprobs = true, .raw_split = true };
-    r.sampling.temperature = (struct sampler_value){ temperature, true };
-    r.sampling.seed = (struct sampler_value){ PROVE_SEED, true };
-    r.sampling.top_p = r.sampling.top_k = r.sampling.min_p = (struct sampler_value){ 0, true };
+    r.sampling.temperature = (struct sampler_value){ .v = temperature, .given = true };
+    r.sampling.seed = (struct sampler_value){ .v = PROVE_SEED, .given = true };
+    r.sampling.top_p = r.sampling.top_k = r.sampling.min_p = (struct sampler_value){ .given = true };
     MB_TRY(c.start(c.ctx, &r, NULL, NULL, &stream, err));
     mb_status st = take(e, stream, others, out, result, err);
     gen_close(stream);

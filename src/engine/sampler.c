@@ -99,10 +99,11 @@ static double pick(const struct sampler_values *const from[3], size_t off, bool 
     return default_at(off);
 }
 
-/* A double of 64 bits of range as the bits of a seed; negative ones wrap as two's complement. */
-static uint64_t seed_bits(double v)
+/* The bits of a seed; negative ones wrap as two's complement. */
+static uint64_t seed_bits(const struct sampler_value *s)
 {
-    return v < 0 ? (uint64_t)(int64_t)v : (uint64_t)v;
+    if (s->exact) return s->exact;
+    return s->v < 0 ? (uint64_t)(int64_t)s->v : (uint64_t)s->v;
 }
 
 /* Requests in flight together differ in time or in the place of their parameters (API-347). */
@@ -137,6 +138,6 @@ void sampler_resolve(const struct sampler_values *request, const struct sampler_
     const struct sampler_value *seed = NULL;
     for (int i = 0; i < 3 && !seed; i++)
         if (from[i] && from[i]->seed.given) seed = &from[i]->seed;
-    out->noise.seed = seed ? seed_bits(seed->v) : seed_from_clock(out);
+    out->noise.seed = seed ? seed_bits(seed) : seed_from_clock(out);
     out->noise.i_choice = out->noise.round = 0;
 }

@@ -19,7 +19,11 @@ struct sampler_row {
 };
 
 /* Values of a request or a server default, each with a given bit. */
-struct sampler_value { double v; bool given; };
+struct sampler_value {
+    double v;
+    bool given;
+    uint64_t exact; /* a whole number beyond 2^53, all bits (seeds); negative ones as two's complement; 0 = v says it */
+};
 struct sampler_values {
     struct sampler_value temperature, top_p, top_k, min_p, xtc_probability, xtc_threshold;
     struct sampler_value repetition_penalty, repetition_context_size;

@@ -39,7 +39,7 @@ static void read_sampling(struct gen_engine *g, const json_t *gc)
             LOGW("gen", "generation_config.json: %s; ignored", e.text);
             continue;
         }
-        *sampler_value_at(&g->model, row) = (struct sampler_value){ d, true };
+        *sampler_value_at(&g->model, row) = (struct sampler_value){ .v = d, .given = true };
     }
 }
 

@@ -61,7 +61,7 @@ static void test_q6_bounds_and_texts(void **state)
 
 static void give(struct sampler_values *v, const char *name, double x)
 {
-    *sampler_value_at(v, sampler_row_find(name)) = (struct sampler_value){ x, true };
+    *sampler_value_at(v, sampler_row_find(name)) = (struct sampler_value){ .v = x, .given = true };
 }
 
 /* CFG-019, CFG-020, API-080, API-083, API-084 */
@@ -116,6 +116,18 @@ static void test_api085_unthinking_temperature(void **state)
 }
 
 /* API-051, API-342, API-347 */
+/* API-051: a seed keeps all of its 64 bits. */
+static void test_api051_seed_keeps_its_bits(void **state)
+{
+    struct sampler_values a = { 0 }, b = { 0 };
+    struct sample_params p = { 0 }, q = { 0 };
+    a.seed = (struct sampler_value){ .v = 9007199254740993.0, .given = true, .exact = 9007199254740993u };
+    b.seed = (struct sampler_value){ .v = 9007199254740992.0, .given = true, .exact = 9007199254740992u };
+    sampler_resolve(&a, NULL, NULL, false, &p);
+    sampler_resolve(&b, NULL, NULL, false, &q);
+    assert_true(p.noise.seed == 9007199254740993u && q.noise.seed == 9007199254740992u);
+}
+
 static void test_api051_seed(void **state)
 {
     struct sampler_values request = { 0 };
@@ -145,6 +157,7 @@ int main(void)
         cmocka_unit_test(test_cfg019_precedence),
         cmocka_unit_test(test_api085_unthinking_temperature),
         cmocka_unit_test(test_api051_seed),
+        cmocka_unit_test(test_api051_seed_keeps_its_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
