@@ -33,6 +33,7 @@ test-programs: $(PROGRAM) $(TEST_BINS) $(REPLAY_BINS)
 
 test: deps ## everything that must pass: layers, C tests, fuzz replays, pytest suites, coverage
 	@tools/timed build $(MAKE) --no-print-directory -s -j$(JOBS) test-programs
+	@tools/timed starter sh -c '$(BUILD)/mlx-bun get --starter --quiet >/dev/null || echo "the starter cannot be had: its tests are skipped"'
 	@tools/timed test $(MAKE) --no-print-directory test-run
 	@$(RUN) total $(BUILD)
 test-run:
@@ -65,10 +66,10 @@ invariance: ## the same bits on every path
 SUB = $(MAKE) --no-print-directory
 
 asan-ubsan: ## C tests, fuzz replays and http tests with address and undefined-behaviour sanitizers
-	@tools/timed asan-ubsan $(SUB) BUILD=build-asan SAN=asan sanitized
+	@tools/timed asan-ubsan $(SUB) BUILD=build-asan SAN=asan OPT=-O1 sanitized
 	@$(RUN) total build-asan
-tsan: ## unit, invariance and http tests with the thread sanitizer
-	@tools/timed tsan $(SUB) BUILD=build-tsan SAN=tsan sanitized
+tsan: ## server, scheduler and thread pool with the thread sanitizer
+	@tools/timed tsan $(SUB) BUILD=build-tsan SAN=tsan OPT=-O1 sanitized
 	@$(RUN) total build-tsan
 fuzz: ## libFuzzer, FUZZ_S=30 seconds a target, two at a time; finds join tests/fuzz/corpus
 	@tools/timed fuzz $(SUB) BUILD=build-fuzz SAN=fuzz CC=$(CLANG) fuzzed
@@ -78,7 +79,10 @@ alloc-fail: ## a build with fault points: tests of faults, then replays and mark
 	@$(RUN) total build-faults
 
 .PHONY: sanitized fuzzed allocs-failed
-SANITIZED_BINS = $(if $(filter tsan,$(SAN)),$(filter $(BUILD)/tests/unit/% $(BUILD)/tests/invariance/%,$(TEST_BINS)),$(TEST_BINS))
+# What threads touch: the pool, the scheduler, the waist, the server.
+THREADED = unit/test_threads unit/test_engine unit/test_engine_cache unit/test_engine_soak unit/test_deliver unit/test_server \
+           invariance/test_engine_model
+SANITIZED_BINS = $(if $(filter tsan,$(SAN)),$(filter $(THREADED:%=$(BUILD)/tests/%),$(TEST_BINS)),$(TEST_BINS))
 sanitized: export ASAN_OPTIONS = detect_leaks=1:allocator_may_return_null=1
 sanitized: export UBSAN_OPTIONS = print_stacktrace=1
 sanitized: export TSAN_OPTIONS = halt_on_error=0:exitcode=66:allocator_may_return_null=1
@@ -87,7 +91,7 @@ sanitized:
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
 	@$(RUN) c $(BUILD) $(SANITIZED_BINS)
 	@$(if $(filter asan,$(SAN)),$(RUN) replay $(BUILD) $(REPLAY_BINS),true)
-	@$(RUN) py $(BUILD) tests/http
+	@$(RUN) py $(BUILD) $(if $(filter tsan,$(SAN)),tests/http/test_openai_sdk.py,tests/http)
 fuzzed:
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(FUZZ_BINS)
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
