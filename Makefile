@@ -92,6 +92,7 @@ $(BUILD)/libmlxbun.a: $(LIB_OBJS)
 $(BUILD)/libmlxbun.so: $(LIB_OBJS)
 	$(call say,LD )
 	$(Q)$(CC) -shared $(LDFLAGS) -Wl,-soname,libmlxbun.so.0 $^ -o $@ $(PKG_LIBS)
+	$(Q)ln -sf libmlxbun.so $(BUILD)/libmlxbun.so.0
 $(BUILD)/mlx-bun: $(CLI_OBJS) $(BUILD)/libmlxbun.a
 	$(call say,LD )
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(PKG_LIBS)
