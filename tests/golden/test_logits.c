@@ -216,6 +216,7 @@ static void check_label(const char *label)
     golden_close(&g);
 }
 
+/* ENG-014, ENG-015: teacher-forced rows equal the oracle's within the bound of the tier; the families below likewise. */
 static void test_llama(void **state) { check_label("llama"); }
 static void test_llama_bf16(void **state) { check_label("llama-bf16"); }
 static void test_qwen2(void **state) { check_label("qwen2"); }
