@@ -367,6 +367,11 @@ static const struct flag_row rows[] = {
       .state = FLAG_NO_EFFECT, .note = "Drafts are not in this version.", .spec = "T2.35 CFG-163" },
     { .type = FLAG_BOOL, .off = OFF(env_bool), .env = "MLX_BUN_QWEN_SPEC_KV4", .dflt = "1", .commands = SAMPLED,
       .state = FLAG_NO_EFFECT, .note = "Drafts are not in this version.", .spec = "T2.36 CFG-164" },
+    { .type = FLAG_BOOL, .off = OFF(p2r_trace), .env = "MLX_BUN_P2R_TRACE", .commands = CMD_SERVE,
+      .note = "Writes one JSON line a generation to stderr: times of its phases and its tokens. The request header "
+              "x-mlx-bun-trace-id names it, else its x-request-id.", .spec = "CFG-175 CFG-176" },
+    { .type = FLAG_BOOL, .off = OFF(env_bool), .env = "MLX_BUN_P2R_SYNC", .commands = CMD_SERVE, .state = FLAG_NO_EFFECT,
+      .note = "Every phase on the CPU is synchronous already.", .spec = "CFG-177" },
     { .type = FLAG_INT, .off = OFF(context_limit), .env = "MLX_BUN_RD_CONTEXT_LIMIT", .min = 1, .max = 2147483647,
       .commands = CMD_MODEL, .note = "Lowers the model's context, never enlarges it.", .spec = "T2.38 CFG-165" },
 

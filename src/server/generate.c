@@ -14,11 +14,12 @@ static void start(struct http_exchange *x, const struct api_dialect *d)
     struct server *s = x->s;
     struct gen_stream *gen = NULL;
     mb_error err = { 0 };
+    x->trace.t_received_ns = clock_now_ns();
     mb_status st = api_request_open(&x->req, d, x->body.data ? x->body.data : "", x->body.len, &err);
     if (st == MB_OK) st = api_render_open(&x->render, x->req, &s->client, &err);
     if (st == MB_OK) {
         x->is_stream = x->req->stream;
-        x->req->gen.t_received_ns = clock_now_ns();
+        x->req->gen.t_received_ns = x->trace.t_received_ns;
         x->req->gen.trace_id = x->trace_id[0] ? x->trace_id : NULL;
         st = s->client.start(s->client.ctx, &x->req->gen, pump_notify, x, &gen, &err);
     }
@@ -27,7 +28,7 @@ static void start(struct http_exchange *x, const struct api_dialect *d)
         return;
     }
     api_request_started(x->req);
-    x->t_bytes_ns = clock_now_ns();
+    x->t_bytes_ns = x->trace.t_queued_ns = clock_now_ns();
     pthread_mutex_lock(&x->lock);
     x->gen = gen;
     x->gen_ready = true;
@@ -78,6 +79,7 @@ static void send(struct http_exchange *x, struct buf *b, bool end)
 
 void generate_drop(struct http_exchange *x)
 {
+    trace_write(x);
     gen_close(x->gen);
     api_render_close(x->render);
     api_request_close(x->req);
@@ -120,6 +122,7 @@ static void finish(struct http_exchange *x, struct buf *b)
 static bool take(struct http_exchange *x, const struct gen_event *ev, struct buf *b)
 {
     mb_error err = { 0 };
+    trace_event(x, ev);
     if (ev->type == GEN_EV_ERROR) {
         err.code = ev->u.error.status;
         err.at = ev->u.error.at;

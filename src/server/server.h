@@ -34,6 +34,7 @@ struct server_options {            /* zero = default; strings are copied */
     const char *owner;             /* /stats server.owner; NULL = "serve" */
     uint64_t memory_budget_bytes;  /* /stats admission.memory_budget_bytes; 0 = null */
     uint64_t kv_budget_bytes;      /* /stats batch.kv_budget_bytes; 0 = null */
+    bool trace;                    /* one JSON line a generation on stderr (MLX_BUN_P2R_TRACE, API-337) */
 };
 
 /* client is copied; its ctx must live until server_close. MB_INVALID (host), MB_IO (bind), MB_NO_MEMORY. */

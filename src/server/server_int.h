@@ -38,6 +38,12 @@ struct conn {                      /* one TCP or unix connection; guarded by ser
     struct conn *next, *prev;
 };
 
+struct trace {                     /* phases of a generation, clock_now_ns; 0 = not reached */
+    int64_t t_received_ns, t_queued_ns, t_admitted_ns, t_first_ns;
+    int32_t n_prompt, n_cached, n_completion;
+    bool failed, done;
+};
+
 struct http_exchange {
     struct server *s;
     atomic_int refs;
@@ -82,6 +88,7 @@ struct http_exchange {
     bool finished;
     int64_t t_bytes_ns;            /* last bytes put into out */
     int32_t n_done, n_total;       /* prefill, for the keep-alive line */
+    struct trace trace;            /* worker until gen_ready, then the pump */
     struct http_exchange *pump_next;
 
     struct http_exchange *ready_next; /* guarded by ready_lock */
@@ -185,6 +192,10 @@ void generate_keepalive(struct http_exchange *x, int64_t now_ns);
 void generate_probe(struct http_exchange *x);   /* the client sent FIN */
 void generate_dead(struct http_exchange *x);    /* the engine has stopped: end with an error */
 void generate_drop(struct http_exchange *x);    /* pump thread: release everything */
+
+/* trace.c */
+void trace_event(struct http_exchange *x, const struct gen_event *ev);
+void trace_write(struct http_exchange *x);      /* the record, when asked for */
 
 /* handlers */
 void handle_chat(struct http_exchange *x);

@@ -364,7 +364,7 @@ def test_api034_queue_full(long_model):
             c.sendall(rig.request(RAW, body))
             clients.append(c)
         end = time.monotonic() + 20
-        while (st := s.stats())["engine"]["rejected"] + st["batch"]["pending_rows"] + st["batch"]["active_rows"] < 110:
+        while (st := s.stats())["http"]["status_4xx"] + st["batch"]["pending_rows"] + st["batch"]["active_rows"] < 110:
             assert time.monotonic() < end, st
             time.sleep(0.02)
         assert st["batch"]["active_rows"] == 2 and st["batch"]["pending_rows"] <= 64

@@ -180,3 +180,30 @@ def test_api352_ssd_cache_is_refused(tmp_path):
             answers.append(r["choices"])
             assert r["usage"]["prompt_tokens_details"]["cached_tokens"] == 0 and r["usage"]["completion_tokens"] == 24
     assert answers[0] == answers[1]
+
+
+def test_api337_trace():
+    """API-337: MLX_BUN_P2R_TRACE=1 writes a JSON line a generation to stderr, named by the header, for both endpoints and
+    modes, also when the client leaves; without the variable none is written."""
+    for env in ({"MLX_BUN_P2R_TRACE": "1"}, {}):
+        with Server(env=env) as s:
+            for i, (path, body) in enumerate(((CHAT, {"messages": HELLO}), (RAW, {"prompt": "a"}), (RAW, {"prompt": "b", "stream": True}))):
+                s.post(path, {**body, "max_tokens": 5, "ignore_eos": True}, headers={"x-mlx-bun-trace-id": f"t{i}\u00e9".encode()})
+            s.raw(max_tokens=1)
+            c = s.connect()
+            c.sendall(rig.request(RAW, {"prompt": "c", "ignore_eos": True}, headers="x-mlx-bun-trace-id: left\r\n"))
+            while s.stats()["batch"]["active_rows"] == 0:
+                time.sleep(0.002)
+            c.close()
+            s.wait_idle()
+            time.sleep(0.2)
+            lines = [json.loads(x) for x in s.stderr().splitlines() if x.startswith("{")]
+        if not env:
+            assert lines == []
+            continue
+        assert [x["trace_id"][:2] for x in lines[:3]] == ["t0", "t1", "t2"] and lines[3]["trace_id"].startswith("req_")
+        assert [x["path"] for x in lines] == [CHAT, RAW, RAW, RAW, RAW] and [x["stream"] for x in lines] == [False, False, True, False, False]
+        assert all(x["outcome"] == "finished" and x["completion_tokens"] == 5 for x in lines[:3])
+        assert lines[4]["trace_id"] == "left" and lines[4]["outcome"] == "cancelled"
+        for x in lines[:3]:
+            assert x["total_ms"] >= x["token_zero_ms"] >= x["prefill_ms"] >= 0 and x["admission_ms"] >= 0 and x["queue_ms"] >= 0
