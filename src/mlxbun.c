@@ -122,6 +122,7 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
                                    .weight_bytes = e->loaded.weight_bytes, .pool_bytes = e->loaded.pool_bytes,
                                    .batch = load->engine.batch };
     if (x) opt.server = x->server;
+    if (x) opt.hlg = x->hlg;
     return gen_engine_open(&e->gen, engine, &opt, &info, err);
 }
 

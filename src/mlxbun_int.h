@@ -11,6 +11,7 @@
 struct mb_open_extra {
     const char *model_id;         /* shown as "model"; NULL: from the directory */
     struct sampler_values server; /* level 2 of CFG-019 */
+    struct hlg_values hlg;        /* --hlg-sampling ... */
     int64_t max_tokens;           /* --max-tokens, < 0 = none */
     enum given_bool thinking;
     uint64_t kv_budget_bytes;

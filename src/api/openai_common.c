@@ -62,8 +62,7 @@ mb_status field_text(struct buf *b, const json_t *v, const char **text, mb_error
 }
 
 /* --- sampling --- */
-static mb_status sampling_value(struct sampler_values *values, const struct sampler_row *row, const json_t *v,
-                                mb_error *err)
+static mb_status sampling_value(struct sampler_value *out, const struct sampler_row *row, const json_t *v, mb_error *err)
 {
     const char *big = json_bigint_text(v);
     double d = big ? (big[0] == '-' ? -INFINITY : INFINITY) : json_number_value(v);
@@ -72,7 +71,7 @@ static mb_status sampling_value(struct sampler_values *values, const struct samp
     MB_TRY(sampler_row_check(row, d, big || json_is_integer(v), err));
     struct sampler_value got = { .v = d, .given = true };
     if (json_is_integer(v)) got.exact = (uint64_t)json_integer_value(v);
-    *sampler_value_at(values, row) = got;
+    *out = got;
     return MB_OK;
 }
 
@@ -82,7 +81,25 @@ static mb_status sampling(struct api_request *r, const json_t *body, mb_error *e
     const struct sampler_row *rows = sampler_rows(&n);
     for (size_t i = 0; i < n; i++) {
         const json_t *v = field_get(body, rows[i].name);
-        if (v) MB_TRY(sampling_value(&r->gen.sampling, &rows[i], v, err));
+        if (v) MB_TRY(sampling_value(sampler_value_at(&r->gen.sampling, &rows[i]), &rows[i], v, err));
+    }
+    return MB_OK;
+}
+
+/* API-071: what the object leaves out is the server's. Numbers are checked whether it is enabled or not. */
+static mb_status hlg(struct hlg_values *values, const json_t *body, mb_error *err)
+{
+    const json_t *o = field_get(body, "hlg");
+    if (!o) return MB_OK;
+    if (!json_is_object(o)) return field_type_error("hlg", "dict", err);
+    const json_t *on = field_get(o, "enabled");
+    if (on && !json_is_boolean(on)) return field_type_error(HLG_PREFIX "enabled", "bool", err);
+    if (on) values->enabled = (struct sampler_value){ .v = json_is_true(on) ? 1 : 0, .given = true };
+    size_t n;
+    const struct sampler_row *rows = hlg_rows(&n);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = field_get(o, rows[i].name + strlen(HLG_PREFIX));
+        if (v) MB_TRY(sampling_value(hlg_value_at(values, &rows[i]), &rows[i], v, err));
     }
     return MB_OK;
 }
@@ -242,27 +259,17 @@ static mb_status constraints(const json_t *body, mb_error *err)
     return refuse("response_format", ": only {\"type\": \"text\"} is", err);
 }
 
-static mb_status hlg(const json_t *body, mb_error *err)
-{
-    const json_t *v = field_get(body, "hlg");
-    bool enabled = false;
-    if (!v) return MB_OK;
-    if (!json_is_object(v)) return field_type_error("hlg", "dict", err);
-    MB_TRY(field_bool(v, "enabled", &enabled, err));
-    return enabled ? refuse("hlg", ": leave it out or send {\"enabled\": false}", err) : MB_OK;
-}
-
 mb_status common_compile(struct api_request *r, const json_t *body, mb_error *err)
 {
     MB_TRY(streaming(r, body, err));
     MB_TRY(limits(r, body, err));
     MB_TRY(sampling(r, body, err));
+    MB_TRY(hlg(&r->gen.hlg, body, err));
     MB_TRY(stops(r, body, err));
     MB_TRY(logit_bias(r, body, err));
     MB_TRY(logprobs(r, body, err));
     MB_TRY(adapters(r, body, err));
-    MB_TRY(constraints(body, err));
-    return hlg(body, err);
+    return constraints(body, err);
 }
 
 /* --- life of a request --- */

@@ -13,6 +13,7 @@
 #define RUNS (CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY)
 #define PROMPTED (CMD_GENERATE | CMD_SHOW_PROMPT)
 #define EVERY 0xffffu
+#define HLG_NOTE "No effect while the curve is off; a request that turns it on takes what it leaves out from here."
 #define BIG 9007199254740992.0 /* 2^53: every integer below is exact in a double */
 
 static const struct flag_row rows[] = {
@@ -216,19 +217,19 @@ static const struct flag_row rows[] = {
     { .name = "min-tokens", .type = FLAG_INT, .off = OFF(min_tokens), .dflt = "0", .min = 0, .max = 1e7,
       .commands = CMD_GENERATE, .unit = "N", .help = "draw no end token before so many tokens" },
     { .name = "hlg-sampling", .type = FLAG_ONOFF, .off = OFF(hlg_sampling), .dflt = "off", .commands = SAMPLED,
-      .state = FLAG_NOT_YET, .unit = "on|off", .help = "tone curve over the logits", .spec = "T1.33 CFG-105" },
+      .unit = "on|off", .help = "a tone curve over the logits: the top is damped, the middle gains, the tail comes closer",
+      .note = "A request's hlg object wins, key by key. Temperature 0 ignores the curve.", .spec = "T1.33 CFG-034 CFG-105" },
     { .name = "hlg-width", .type = FLAG_NUMBER, .off = OFF(hlg_width), .dflt = "4", .min = 0, .max = 100, .commands = SAMPLED,
-      .state = FLAG_NO_EFFECT, .unit = "NATS", .help = "of --hlg-sampling", .note = "No effect while --hlg-sampling is off.",
+      .unit = "NATS", .help = "half-width of the curve's middle, which stays as it is", .note = HLG_NOTE,
       .spec = "T1.34 CFG-105" },
     { .name = "hlg-shoulder", .type = FLAG_NUMBER, .off = OFF(hlg_shoulder), .dflt = "4", .min = 0, .max = 100,
-      .commands = SAMPLED, .state = FLAG_NO_EFFECT, .unit = "NATS", .help = "of --hlg-sampling",
-      .note = "No effect while --hlg-sampling is off.", .spec = "T1.35 CFG-105" },
+      .commands = SAMPLED, .unit = "NATS", .help = "scale of the curve above the middle; 0 = flat", .note = HLG_NOTE,
+      .spec = "T1.35 CFG-105" },
     { .name = "hlg-toe", .type = FLAG_NUMBER, .off = OFF(hlg_toe), .dflt = "6", .min = 0, .max = 100, .commands = SAMPLED,
-      .state = FLAG_NO_EFFECT, .unit = "NATS", .help = "of --hlg-sampling", .note = "No effect while --hlg-sampling is off.",
-      .spec = "T1.36 CFG-105" },
+      .unit = "NATS", .help = "scale of the curve below the middle; 0 = flat", .note = HLG_NOTE, .spec = "T1.36 CFG-105" },
     { .name = "hlg-pivot-offset", .type = FLAG_NUMBER, .off = OFF(hlg_pivot_offset), .dflt = "6", .min = 0, .max = 100,
-      .commands = SAMPLED, .state = FLAG_NO_EFFECT, .unit = "NATS", .help = "of --hlg-sampling",
-      .note = "No effect while --hlg-sampling is off.", .spec = "T1.37 CFG-105" },
+      .commands = SAMPLED, .unit = "NATS", .help = "how far the middle's centre lies below the most likely token",
+      .note = HLG_NOTE, .spec = "T1.37 CFG-105" },
 
     /* --- media --- */
     { .name = "allow-private-media", .type = FLAG_BOOL, .off = OFF(allow_private_media), .env = "MLX_BUN_ALLOW_PRIVATE_MEDIA",

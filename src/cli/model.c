@@ -142,6 +142,15 @@ static struct sampler_value sampled(const struct flag_value *v)
     return (struct sampler_value){ .v = v->d, .given = v->given };
 }
 
+static void set_hlg(const struct flags *f, struct hlg_values *h)
+{
+    h->enabled = (struct sampler_value){ .v = f->hlg_sampling.b ? 1 : 0, .given = f->hlg_sampling.given };
+    h->width = sampled(&f->hlg_width);
+    h->shoulder = sampled(&f->hlg_shoulder);
+    h->toe = sampled(&f->hlg_toe);
+    h->pivot_offset = sampled(&f->hlg_pivot_offset);
+}
+
 static mb_status choose_tier(const struct flags *f, const char **tier, mb_error *err)
 {
     bool l1 = f->l1.given && f->l1.b, l2 = f->l2.given && f->l2.b;
@@ -171,6 +180,7 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     x->server.temperature = sampled(&f->temperature);
     x->server.top_p = sampled(&f->top_p);
     x->server.top_k = sampled(&f->top_k);
+    set_hlg(f, &x->hlg);
     x->max_tokens = f->max_tokens.given ? f->max_tokens.i : -1;
     x->thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
     x->client_timeout_ms = (int64_t)(f->client_timeout.d * 1000);

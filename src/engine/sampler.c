@@ -141,3 +141,47 @@ void sampler_resolve(const struct sampler_values *request, const struct sampler_
     out->noise.seed = seed ? seed_bits(seed) : seed_from_clock(out);
     out->noise.i_choice = out->noise.round = 0;
 }
+
+/* --- HLG (ENG-081) --- */
+#define HLG_OFF(field) offsetof(struct hlg_values, field)
+#define HLG_MAX_NATS 100
+
+static const struct sampler_row hlg_table[] = {
+    { HLG_PREFIX "width", SAMPLER_FLOAT, 0, HLG_MAX_NATS, 4, HLG_OFF(width), "API-073", "half-width of the middle, in nats" },
+    { HLG_PREFIX "shoulder", SAMPLER_FLOAT, 0, HLG_MAX_NATS, 4, HLG_OFF(shoulder), "API-074",
+      "roll-off above the middle, in nats; 0 = flat" },
+    { HLG_PREFIX "toe", SAMPLER_FLOAT, 0, HLG_MAX_NATS, 6, HLG_OFF(toe), "API-075",
+      "roll-off below the middle, in nats; 0 = flat" },
+    { HLG_PREFIX "pivot_offset", SAMPLER_FLOAT, 0, HLG_MAX_NATS, 6, HLG_OFF(pivot_offset), "API-076",
+      "how far the centre of the middle lies below the most likely token, in nats" },
+};
+
+const struct sampler_row *hlg_rows(size_t *n)
+{
+    *n = sizeof hlg_table / sizeof hlg_table[0];
+    return hlg_table;
+}
+
+struct sampler_value *hlg_value_at(struct hlg_values *v, const struct sampler_row *r)
+{
+    return (struct sampler_value *)(void *)((char *)v + r->off);
+}
+
+static float hlg_pick(const struct sampler_value *request, const struct sampler_value *server, size_t off)
+{
+    if (request->given) return (float)request->v;
+    if (server->given) return (float)server->v;
+    for (size_t i = 0; i < sizeof hlg_table / sizeof hlg_table[0]; i++)
+        if (hlg_table[i].off == off) return (float)hlg_table[i].dflt;
+    return 0; /* enabled has no row: off */
+}
+
+void hlg_resolve(const struct hlg_values *request, const struct hlg_values *server, struct sample_params *out)
+{
+    const struct hlg_values *r = request, *s = server;
+    out->hlg = hlg_pick(&r->enabled, &s->enabled, HLG_OFF(enabled)) != 0;
+    out->hlg_width = hlg_pick(&r->width, &s->width, HLG_OFF(width));
+    out->hlg_shoulder = hlg_pick(&r->shoulder, &s->shoulder, HLG_OFF(shoulder));
+    out->hlg_toe = hlg_pick(&r->toe, &s->toe, HLG_OFF(toe));
+    out->hlg_pivot_offset = hlg_pick(&r->pivot_offset, &s->pivot_offset, HLG_OFF(pivot_offset));
+}

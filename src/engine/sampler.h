@@ -32,6 +32,12 @@ struct sampler_values {
     struct sampler_value seed;
 };
 
+/* The HLG curve of a request or a server default (API-071), each key with a given bit of its own. */
+struct hlg_values {
+    struct sampler_value enabled; /* v != 0 */
+    struct sampler_value width, shoulder, toe, pivot_offset; /* nats */
+};
+
 const struct sampler_row *sampler_rows(size_t *n);
 const struct sampler_row *sampler_row_find(const char *name);
 /* Check v against the row's type and bounds: MB_INVALID with the row's text, err->at = name. */
@@ -41,5 +47,12 @@ struct sampler_value *sampler_value_at(struct sampler_values *v, const struct sa
  * temperature and no thinking: at most 0.7). seed absent: from the clock. */
 void sampler_resolve(const struct sampler_values *request, const struct sampler_values *server,
                      const struct sampler_values *model, bool thinking, struct sample_params *out);
+
+/* The numbers of an HLG object: names "hlg.width" ... (behind HLG_PREFIX stands the key), off counts in struct hlg_values. */
+#define HLG_PREFIX "hlg."
+const struct sampler_row *hlg_rows(size_t *n);
+struct sampler_value *hlg_value_at(struct hlg_values *v, const struct sampler_row *r);
+/* Key by key request > server > default (CFG-034) into the hlg fields of out. */
+void hlg_resolve(const struct hlg_values *request, const struct hlg_values *server, struct sample_params *out);
 
 #endif

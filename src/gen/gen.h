@@ -43,8 +43,7 @@ struct gen_request {
     int32_t n_choices;               /* >= 1 */
     bool logprobs;                   /* want each token's own */
     int32_t n_top_logprobs;          /* 0 .. 11 */
-    bool hlg_given;
-    struct { bool enabled; float width, shoulder, toe, pivot_offset; } hlg;
+    struct hlg_values hlg;           /* key by key over the server's */
     const char *adapter;             /* "a", "a+b", "none" or NULL = default */
     bool score;                      /* no generation: log-probabilities of the given ids */
     bool raw_split;                  /* no reasoning or tool split (completions) */
@@ -144,6 +143,7 @@ struct gen_engine_options {
     const char *model_dir;
     const char *model_id;            /* NULL: derived from the directory */
     struct sampler_values server;    /* flags: --temperature ... */
+    struct hlg_values hlg;           /* --hlg-sampling ... */
     int64_t max_tokens;              /* --max-tokens, < 0 = none */
     enum given_bool thinking;        /* --thinking */
     int n_prepare_workers;           /* 0 = 2 */

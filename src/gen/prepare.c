@@ -94,11 +94,7 @@ static void set_params(struct gen_engine *g, struct gen_stream *s, const struct 
     sp->end_ids = g->end_ids;
     sp->n_end_ids = g->n_end_ids;
     sp->n_top = s->req.n_top_logprobs;
-    sp->hlg = s->req.hlg_given && s->req.hlg.enabled;
-    sp->hlg_width = s->req.hlg.width;
-    sp->hlg_shoulder = s->req.hlg.shoulder;
-    sp->hlg_toe = s->req.hlg.toe;
-    sp->hlg_pivot_offset = s->req.hlg.pivot_offset;
+    hlg_resolve(&s->req.hlg, &g->opt.hlg, sp);
     int32_t n_model = engine_info(g->engine)->n_vocab, n_tok = tokenizer_n_vocab(g->tok);
     sp->n_vocab_live = n_tok > 0 && n_tok < n_model ? n_tok : n_model;
 }

@@ -193,7 +193,6 @@ def test_values_of_rows_without_effect_are_checked(flag, value, words):
     ["--adapter", "x"], ["--adapter-path", "x"],           # T1.21, CFG-030
     ["--draft-model", "x"], ["--draft-kind", "mtp"],       # T1.22, T1.23, ENG-097, ENG-098, ENG-099: no drafts
     ["--kv-quant", "4"], ["--kv-quant", "config"], ["--kv-quant", "turbo"],  # T1.18, ENG-055
-    ["--hlg-sampling", "on", "--hlg-width", "3"],          # T1.33, T1.34
 ])
 def test_rows_of_later_versions_are_refused(flags):
     p = run("serve", LLAMA, *flags, status=2)
@@ -416,13 +415,6 @@ def test_cfg030_adapters_in_order(plain, base):
     assert said(plain.post({**SAMPLED, "adapter": "none"})) == base
     code, text = plain.status({**SAMPLED, "adapter": "mine"})
     assert code == 400 and "adapter" in text
-
-
-def test_cfg034_hlg_object(plain, base):
-    """CFG-034: hlg is of a later version: enabled is refused by name, disabled changes nothing whatever else it holds."""
-    assert said(plain.post({**SAMPLED, "hlg": {"enabled": False, "width": 9}})) == base
-    code, text = plain.status({**SAMPLED, "hlg": {"enabled": True}})
-    assert code == 400 and "hlg" in text
 
 
 def test_cfg014_flag_beats_variable():

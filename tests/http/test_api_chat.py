@@ -286,23 +286,6 @@ def test_api070_constraints_are_refused(llama, path):
     assert llama.ok(path, {**base, "max_tokens": 1, "response_format": {"type": "text"}})
 
 
-def test_api071_hlg(llama):
-    """API-071 API-072 API-073 API-074 API-075 API-076 API-077: HLG is not in this version: asked for, it is refused by
-    name, field and flag alike; off is the default and changes nothing; a value out of its range is refused."""
-    for path, base in ((CHAT, {"messages": HELLO}), (RAW, {"prompt": "a"})):
-        for value in ({"enabled": True}, {"enabled": True, "width": 4, "shoulder": 4, "toe": 6, "pivot_offset": 6}):
-            llama.refused(path, {**base, "hlg": value}, "hlg")
-        llama.refused(path, {**base, "hlg": 3}, "hlg")
-        llama.refused(path, {**base, "hlg": {"enabled": 1}}, "enabled must be of type bool")
-    off = {"enabled": False, "width": 1, "shoulder": 1, "toe": 1, "pivot_offset": 1}
-    assert llama.ids(seed=1, hlg=off, **SAMPLED) == llama.ids(seed=1, **SAMPLED)
-    for flags, part in ((["--hlg-sampling", "on"], "hlg-sampling"), (["--hlg-width", "101"], "hlg-width"),
-                        (["--hlg-shoulder", "-1"], "hlg-shoulder"), (["--hlg-toe", "101"], "hlg-toe"),
-                        (["--hlg-pivot-offset", "101"], "hlg-pivot-offset")):
-        p = rig.run("serve", LLAMA, "--port", 0, *flags)
-        assert p.returncode == 2 and part in p.stderr
-
-
 # --- section 4 ---
 
 def test_api080_precedence(tmp_path, llama):

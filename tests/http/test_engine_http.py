@@ -442,14 +442,6 @@ def test_eng078_stop(server):
     assert "".join(streamed(server.raw({**body, "stop": full[-3:] + "#", "stream": True})[1])) == full
 
 
-def test_eng082_hlg(server):
-    """ENG-082, ENG-083: of a later version over HTTP: the object is read and refused by name when it is enabled."""
-    hlg = {"enabled": True, "width": 4, "shoulder": 4, "toe": 6, "pivot_offset": 6}
-    server.refuses({**HELLO, "hlg": hlg}, "hlg")
-    assert drawn(server.post({**FIXED, "hlg": {**hlg, "enabled": False}})) == drawn(server.post(FIXED))
-    server.refuses({**HELLO, "hlg": 3}, "hlg")
-
-
 def test_eng084_routes_of_later_versions(server):
     """ENG-084: /v1/messages and /v1/responses are not in this version, with extras or without."""
     for path in ("/v1/messages", "/v1/responses"):

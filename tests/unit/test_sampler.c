@@ -149,6 +149,73 @@ static void test_api051_seed(void **state)
     assert_true(isfinite(a.temperature));
 }
 
+static void give_hlg(struct hlg_values *v, const char *name, double x)
+{
+    size_t n;
+    const struct sampler_row *rows = hlg_rows(&n);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name + strlen(HLG_PREFIX), name) == 0) {
+            *hlg_value_at(v, &rows[i]) = (struct sampler_value){ .v = x, .given = true };
+            return;
+        }
+    fail_msg("no row %s", name);
+}
+
+static void check_hlg(const struct hlg_values *r, const struct hlg_values *s, bool on, float width, float shoulder, float toe,
+                      float pivot_offset)
+{
+    struct sample_params p = { 0 };
+    hlg_resolve(r, s, &p);
+    assert_int_equal(p.hlg, on);
+    assert_float_equal(p.hlg_width, width, 0);
+    assert_float_equal(p.hlg_shoulder, shoulder, 0);
+    assert_float_equal(p.hlg_toe, toe, 0);
+    assert_float_equal(p.hlg_pivot_offset, pivot_offset, 0);
+}
+
+/* API-071 .. API-076, ENG-081, ENG-082: defaults, bounds and texts of the five keys. */
+static void test_api071_hlg_table(void **state)
+{
+    struct hlg_values none = { .enabled = { 0 } };
+    size_t n;
+    const struct sampler_row *rows = hlg_rows(&n);
+    mb_error err = { 0 };
+    (void)state;
+    check_hlg(&none, &none, false, 4, 4, 6, 6);
+    assert_int_equal((n + 1) * sizeof(struct sampler_value), sizeof(struct hlg_values)); /* enabled has no bounds */
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(strncmp(rows[i].name, HLG_PREFIX, strlen(HLG_PREFIX)), 0);
+        assert_int_equal(sampler_row_check(&rows[i], 0, true, &err), MB_OK);
+        assert_int_equal(sampler_row_check(&rows[i], 100, false, &err), MB_OK);
+        assert_int_equal(sampler_row_check(&rows[i], -0.1, false, &err), MB_INVALID);
+        assert_int_equal(sampler_row_check(&rows[i], 100.5, false, &err), MB_INVALID);
+        for (size_t j = 0; j < i; j++) assert_true(rows[i].off != rows[j].off);
+    }
+    sampler_row_check(&rows[0], 101, true, &err);
+    assert_string_equal(err.text, "hlg.width must be at most 100");
+    assert_string_equal(err.at, "hlg.width");
+}
+
+/* CFG-034, CFG-105: key by key; 0 and off are values. */
+static void test_cfg034_hlg_merge(void **state)
+{
+    struct hlg_values request = { .enabled = { 0 } }, server = { .enabled = { 0 } };
+    (void)state;
+    give_hlg(&server, "width", 9);
+    give_hlg(&server, "toe", 1);
+    check_hlg(&request, &server, false, 9, 4, 1, 6);
+    request.enabled = (struct sampler_value){ .v = 1, .given = true };
+    check_hlg(&request, &server, true, 9, 4, 1, 6);
+    give_hlg(&request, "width", 0);
+    give_hlg(&request, "pivot_offset", 2.5);
+    check_hlg(&request, &server, true, 0, 4, 1, 2.5f);
+    server.enabled = (struct sampler_value){ .v = 1, .given = true };
+    request.enabled = (struct sampler_value){ .v = 0, .given = true };
+    check_hlg(&request, &server, false, 0, 4, 1, 2.5f);
+    request.enabled.given = false;
+    check_hlg(&request, &server, true, 0, 4, 1, 2.5f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -158,6 +225,8 @@ int main(void)
         cmocka_unit_test(test_api085_unthinking_temperature),
         cmocka_unit_test(test_api051_seed),
         cmocka_unit_test(test_api051_seed_keeps_its_bits),
+        cmocka_unit_test(test_api071_hlg_table),
+        cmocka_unit_test(test_cfg034_hlg_merge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,7 +229,9 @@ static void test_field_errors(void **state)
         { "\"adapter\":\"a\"", "adapter" }, { "\"adapter\":3", "adapter" },
         { "\"response_format\":{\"type\":\"json_object\"}", "response_format" }, { "\"response_format\":1", "response_format" },
         { "\"guided_regex\":\"a\"", "guided_regex" }, { "\"guided_json\":{}", "guided_json" },
-        { "\"structured_outputs\":{}", "structured_outputs" }, { "\"hlg\":{\"enabled\":true}", "hlg" },
+        { "\"structured_outputs\":{}", "structured_outputs" }, { "\"hlg\":3", "hlg must be of type dict" },
+        { "\"hlg\":{\"width\":101}", "hlg.width must be at most 100" },
+        { "\"hlg\":{\"enabled\":1}", "hlg.enabled must be of type bool" },
         { "\"ignore_eos\":1", "ignore_eos" }, { "\"min_tokens\":-1", "min_tokens" },
         { "\"tool_choice\":\"required\"", "tool_choice" },
         { "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}", "tool_choice" },
@@ -245,7 +247,7 @@ static void test_field_errors(void **state)
         check_400(&r, CHAT, body, rows[i][1]);
     }
     static const char *const fine[] = { "\"max_tokens\":1e9", "\"max_tokens\":100000000000000000000", "\"stop\":[]", "\"adapter\":\"none\"",
-        "\"response_format\":{\"type\":\"text\"}", "\"hlg\":{\"enabled\":false}", "\"stop\":[\"a1\",\"b1\",\"c1\",\"d1\",\"e1\"]",
+        "\"response_format\":{\"type\":\"text\"}", "\"hlg\":{\"enabled\":false}", "\"hlg\":{\"enabled\":true,\"toe\":null}", "\"stop\":[\"a1\",\"b1\",\"c1\",\"d1\",\"e1\"]",
         "\"tool_choice\":\"none\"", "\"tools\":[]", "\"tools\":null", "\"top_logprobs\":0", "\"best_of\":1", "\"seed\":7",
         "\"repetition_penalty\":1.1,\"presence_penalty\":0.5,\"frequency_penalty\":0.5,\"min_p\":0.1,\"top_k\":0,\"top_p\":1",
         "\"logit_bias\":{\"5\":1.5}", "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":\"auto\"",
