@@ -102,9 +102,9 @@ def test_api273_kv_modes():
 def test_api275_budgets(long_model):
     """API-275 API-276 API-277: an explicit budget is shown; max_safe_context is what fits the pool and limits nothing that
     fits; without a budget a prompt of the whole context is taken."""
-    with Server("--memory-budget", 0.1, "--kv-budget", 0.02, model=long_model) as s:
+    with Server("--memory-budget", 0.1, "--kv-budget", 0.004, model=long_model) as s:
         a = s.stats()
-        assert a["admission"]["memory_budget_bytes"] == 100000000 and a["batch"]["kv_budget_bytes"] == 20000000
+        assert a["admission"]["memory_budget_bytes"] == 100000000 and a["batch"]["kv_budget_bytes"] == 4000000
         limit = a["admission"]["max_safe_context"]
         assert 1000 < limit < 131072
         s.ok(RAW, {"prompt": "a b c d e f g h " * ((limit - 200) // 16), "max_tokens": 1})

@@ -156,7 +156,7 @@ def test_b034_every_end_token(tmp_path):
 
 def test_b041_junk_bytes(llama):
     """B-041: 500 tokens at temperature 5 of a byte-level model: valid UTF-8 and JSON in both modes, the same text."""
-    for seed in range(3):
+    for seed in range(2):
         body = {"prompt": "\u00ff\u0001", "temperature": 5, "seed": seed, "max_tokens": 500, "ignore_eos": True}
         r = llama.post(RAW, body)
         text = json.loads(r.content.decode("utf-8"))["choices"][0]["text"]
