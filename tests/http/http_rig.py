@@ -30,6 +30,14 @@ def clean_env(**more):
     return {**{k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}, **more}
 
 
+def is_sanitized():
+    data = Path(PROGRAM).read_bytes() if Path(PROGRAM).exists() else b""
+    return b"__asan_init" in data or b"__tsan_init" in data
+
+
+SANITIZED = is_sanitized()
+
+
 def has_fault_points():
     return "fault points" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout
 
@@ -190,6 +198,16 @@ def read_answer(s):
     while len(body) < int(headers.get("content-length", 0)):
         body += s.recv(65536)
     return status, headers, body
+
+
+def leave_after(s, body, seconds):
+    """Send a raw completion, wait, leave. Returns the steps that the engine had made at that moment."""
+    c = s.connect()
+    c.sendall(request(RAW, body))
+    time.sleep(seconds)
+    steps = s.stats()["engine"]["steps"]
+    c.close()
+    return steps
 
 
 # --- server-sent events ---

@@ -146,18 +146,6 @@ def test_api012_nothing_after_the_decision(says):
     assert decoded <= 4  # the first token of an answer is drawn by the prefill
 
 
-def leave_after(s, body, seconds, n_bytes=0):
-    """Send a request, wait, leave. Returns the steps that the engine had made at that moment."""
-    c = s.connect()
-    c.sendall(rig.request(RAW, body))
-    if n_bytes:
-        c.recv(n_bytes)
-    time.sleep(seconds)
-    steps = s.stats()["engine"]["steps"]
-    c.close()
-    return steps
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_api013_leaving_the_queue(long_model, stream):
     """API-013 B-043: one request runs under --batch 1, one waits and leaves: it is gone while the other still runs, and what
@@ -188,24 +176,14 @@ def test_api014_leaving_prefill_and_decode(long_model, stream):
     steps after the FIN are few against those of a run to the end."""
     with Server("--prefill-chunk", 256, model=long_model) as s:
         prompt = "a b c d e f g h i j k l m n o p " * 4000
-        before = leave_after(s, {"prompt": prompt, "max_tokens": 100, "stream": stream}, 0.3)
+        before = rig.leave_after(s, {"prompt": prompt, "max_tokens": 100, "stream": stream}, 0.3)
         now = s.wait_idle()["engine"]
         assert now["cancelled"] == 1 and now["pages_held_bytes"] == 0
         assert now["tokens_prefilled"] < 60000 and now["steps"] - before < 40
-        before = leave_after(s, {"prompt": "hello", "ignore_eos": True, "max_tokens": 120000, "stream": stream}, 0.3)
+        before = rig.leave_after(s, {"prompt": "hello", "ignore_eos": True, "max_tokens": 120000, "stream": stream}, 0.3)
         now = s.wait_idle()["engine"]
         assert now["cancelled"] == 2 and now["pages_held_bytes"] == 0
         assert now["tokens_decoded"] < 60000
-
-
-def test_b043_within_two_steps(scripted):
-    """B-043 API-014: with slow steps the count is exact: at most two steps after the FIN, or for a stream after the write
-    that follows it."""
-    s = scripted({"ids": [5] * 2000}, env={"MLX_BUN_TEST_FAULT": "step_delay=150"})
-    for stream, spare in ((False, 2), (True, 3)):
-        before = leave_after(s, {"prompt": "hello", "max_tokens": 1000, "stream": stream}, 0.8)
-        now = s.wait_idle()["engine"]
-        assert now["steps"] - before <= spare and now["pages_held_bytes"] == 0
 
 
 def test_b043_half_closed_stream_goes_on(llama):
@@ -393,6 +371,7 @@ def test_api038_failure_after_the_stream_opened(tmp_path):
         s.alive()
 
 
+@pytest.mark.skipif(rig.SANITIZED, reason="a sanitizer ends where an address space does")
 def test_api039_allocation_failure(llama):
     """API-039: with no address space left a large request gets the ordinary error; the server goes on."""
     pid = llama.process.pid

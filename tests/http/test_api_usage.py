@@ -1,11 +1,7 @@
 """spec/api.md sections 25 and 26: usage, and what loads, batches, caches and restarts may not change."""
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-
-import httpx
-import pytest
 
 import http_rig as rig
 from http_rig import CHAT, HELLO, LLAMA, RAW, Server
@@ -68,24 +64,28 @@ def test_api336_paged_kv(llama):
 # --- section 26 ---
 
 def test_api338_batch_width(long_model):
-    """API-338: eight together by default, one with --batch 1; the others wait and are served."""
+    """API-338: of twelve requests eight decode together by default and one with --batch 1; the others wait, and are served
+    when those leave."""
     for flags, width in (((), 8), (("--batch", 1), 1)):
         with Server(*flags, model=long_model) as s:
-            jobs = [lambda i=i: s.raw(f"number {i}", max_tokens=80, ignore_eos=True) for i in range(12)]
-            seen, done = [], threading.Event()
-
-            def watch():
-                with httpx.Client(base_url=f"http://127.0.0.1:{s.port}") as c:
-                    while not done.is_set():
-                        seen.append(c.get("/stats").json()["batch"]["active_rows"])
-
-            t = threading.Thread(target=watch)
-            t.start()
-            answers = together(s, jobs)
-            done.set()
-            t.join()
-            assert all(a["usage"]["completion_tokens"] == 80 for a in answers)
-            assert max(seen) == width
+            clients = [s.connect() for _ in range(12)]
+            for i, c in enumerate(clients):
+                c.sendall(rig.request(RAW, {"prompt": f"number {i}", "max_tokens": 100000, "ignore_eos": True}))
+            end = time.monotonic() + 30
+            while True:
+                b = s.stats()["batch"]
+                assert b["active_rows"] <= width and time.monotonic() < end, b
+                if (b["active_rows"], b["pending_rows"]) == (width, 12 - width):
+                    break
+            last = s.connect()
+            last.sendall(rig.request(RAW, {"prompt": "last", "max_tokens": 3, "ignore_eos": True}))
+            while s.stats()["batch"]["pending_rows"] != 13 - width:
+                assert time.monotonic() < end
+            for c in clients:
+                c.close()
+            status, _, body = rig.read_answer(last)
+            assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 3
+            last.close()
 
 
 def test_api339_same_bits_whatever_the_width(llama):

@@ -5,17 +5,15 @@ import math
 import os
 import random
 import re
-import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import openai
 import pytest
 
 import http_rig as rig
-from http_rig import CHAT, HELLO, LLAMA, RAW, TORTURE, Server
+from http_rig import CHAT, HELLO, RAW, TORTURE, Server
 
 HOT = {"seed": 7, "temperature": 0.8, "max_tokens": 24, "ignore_eos": True}
 NAN, INF = b"\x00\x7e", b"\x00\x7c"  # float16
@@ -169,7 +167,7 @@ def test_b041_junk_bytes(llama):
 
 def test_b044_lines_while_waiting(long_model):
     """B-044: a stream that has to wait gets a comment line within seconds, alone between events; the real SDK does not
-    mind it (test_b044_slow_prefill)."""
+    mind it (test_faults.py)."""
     with Server("--batch", 1, model=long_model) as s:
         first, second = s.connect(), s.connect()
         first.sendall(rig.request(RAW, {"prompt": "a", "ignore_eos": True, "max_tokens": 120000}))
@@ -186,18 +184,6 @@ def test_b044_lines_while_waiting(long_model):
             data += second.recv(65536)
         second.close()
         assert b'"completion_tokens": 5' in data
-
-
-def test_b044_slow_prefill(scripted):
-    """B-044: prefill of 8 s and more (40 s with MLX_BUN_TORTURE=1): keep-alive lines with progress, which the SDK ignores."""
-    s = scripted({"text": "hello world", "prefill_delay_ms_per_1k": 40000 if TORTURE else 7000})
-    prompt = "a b c d e f g h " * 130
-    text = s.post(RAW, {"prompt": prompt, "stream": True}).text
-    lines = re.findall(r"(?m)^: .*$", text)
-    assert len(lines) >= 2 and text.startswith(":")
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{s.port}/v1", api_key="x", max_retries=0, timeout=120)
-    got = "".join(p.choices[0].text for p in client.completions.create(model="x", prompt=prompt + "z", stream=True))
-    assert got == "hello world"
 
 
 def test_b046_chunked_bodies(llama):
@@ -333,25 +319,9 @@ def test_b101_several_are_not_slower(llama):
     assert all(r > 0.75 * one for r in rates.values()), (one, rates)
 
 
-def test_b106_engine_thread_dies(scripted):
-    """B-106: the engine thread ends in the middle of work: running and waiting clients get an error, /health says no within
-    a second, later requests are refused, the process can be ended."""
-    s = scripted({"ids": [5] * 2000, "step_delay_ms": 20, "batch": 2}, env={"MLX_BUN_TEST_FAULT": "engine_death=30"})
-    with ThreadPoolExecutor(5) as pool:
-        runs = [pool.submit(s.post, RAW, {"prompt": f"{i}", "max_tokens": 1000, "stream": i == 0}) for i in range(5)]
-        answers = [f.result() for f in runs]
-    begin = time.monotonic()
-    while s.get("/health").status_code == 200:
-        assert time.monotonic() < begin + 1
-    for a in answers:
-        assert "error" in a.text and a.status_code in (200, 500, 503) and (a.status_code != 200 or "data: " in a.text)
-    late = s.post(RAW, {"prompt": "a"})
-    assert late.status_code in (500, 503) and late.json()["error"]["message"]
-    assert s.stats()["engine"]["alive"] is False
-
-
 # --- memory ---
 
+@pytest.mark.skipif(rig.SANITIZED, reason="a sanitizer's memory grows by itself")
 def test_b098_memory_stays_flat():
     """B-098: different prompts, streamed and not, a tenth of the clients leave: private memory after 10,000 requests is within
     4 MB of that after 2,000 (a tenth of both in an ordinary run), the cap of the cache holds, nothing is left held."""
@@ -391,6 +361,7 @@ def megabytes(card, name):
     return float(value) * {"bytes": 1e-6, "KB": 1e-3, "MB": 1, "GB": 1e3}[unit]
 
 
+@pytest.mark.skipif(rig.SANITIZED, reason="a sanitizer's memory is not the program's")
 def test_b107_peak_of_prefill(long_model):
     """B-107: a prompt of 16,000 tokens (a quarter in an ordinary run) in chunks of 512: the peak stays within what the card says, and 10 %, and what the
     program and the text of the request take (12 MB)."""
