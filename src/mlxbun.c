@@ -210,7 +210,6 @@ mb_status mb_engine_open_scripted(mb_engine **out, const char *model_dir, const 
 #endif
 
 struct engine_client mb_engine_client(mb_engine *e) { return gen_engine_client(e->gen); }
-struct gen_engine *mb_engine_gen(mb_engine *e) { return e->gen; }
 const struct engine_loaded *mb_engine_loaded(const mb_engine *e) { return &e->loaded; }
 
 static struct sampler_value given(bool has, double v)

@@ -21,7 +21,6 @@ struct mb_open_extra {
 mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,
                                mb_error *err);
 struct engine_client mb_engine_client(mb_engine *e);
-struct gen_engine *mb_engine_gen(mb_engine *e);
 const struct engine_loaded *mb_engine_loaded(const mb_engine *e);
 /* Text names of options: "l1", "off" ... MB_INVALID names the value and the choices. */
 mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err);
@@ -45,8 +44,9 @@ struct prompt_view {
     const int32_t *ids;
     int32_t n_ids;
 };
-/* Everything in the arena. */
-mb_status mb_prompt_view(mb_engine *e, const struct gen_request *r, struct arena *a, struct prompt_view *out, mb_error *err);
+/* With the tokenizer and templates of a model directory; opens no weights. Everything in the arena. */
+mb_status mb_prompt_view(const char *model_dir, const struct gen_request *r, struct arena *a, struct prompt_view *out,
+                         mb_error *err);
 /* "cpu avx2, 2 threads" for a level (NULL = the best): MB_UNSUPPORTED when this machine has it not. */
 mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err);
 /* Ids of a text with the tokenizer of a model directory, nothing else loaded. special: with what the tokenizer puts around

@@ -9,21 +9,33 @@
 #include "ops/ops.h"
 #include "tokenizer/tokenizer.h"
 
-mb_status mb_prompt_view(mb_engine *e, const struct gen_request *r, struct arena *a, struct prompt_view *out, mb_error *err)
+static mb_status view_of(const struct gen_prompt *p, struct arena *a, struct prompt_view *out, mb_error *err)
 {
+    out->parts = arena_alloc_array(a, p->n_runs + 1, sizeof *out->parts);
+    if (!out->parts) return mb_fail(err, MB_NO_MEMORY, "out of memory for the prompt");
+    for (size_t i = 0; i < p->n_runs; i++) {
+        const char *field = p->runs[i].field ? arena_strdup(a, p->runs[i].field) : NULL; /* may belong to the template */
+        out->parts[i] = (struct prompt_part){ p->runs[i].first, p->runs[i].end, p->runs[i].i_message, field };
+    }
+    out->n_parts = p->n_runs;
+    out->text = p->text ? p->text : "";
+    out->len = p->len;
+    out->ids = p->ids;
+    out->n_ids = p->n_ids;
+    return a->failed ? mb_fail(err, MB_NO_MEMORY, "out of memory for the prompt") : MB_OK;
+}
+
+mb_status mb_prompt_view(const char *model_dir, const struct gen_request *r, struct arena *a, struct prompt_view *out,
+                         mb_error *err)
+{
+    struct gen_renderer *t;
     struct gen_prompt p;
     memset(out, 0, sizeof *out);
-    MB_TRY(gen_render(mb_engine_gen(e), r, a, &p, err));
-    out->parts = arena_alloc_array(a, p.n_runs + 1, sizeof *out->parts);
-    if (!out->parts) return mb_fail(err, MB_NO_MEMORY, "out of memory for the prompt");
-    for (size_t i = 0; i < p.n_runs; i++)
-        out->parts[i] = (struct prompt_part){ p.runs[i].first, p.runs[i].end, p.runs[i].i_message, p.runs[i].field };
-    out->n_parts = p.n_runs;
-    out->text = p.text ? p.text : "";
-    out->len = p.len;
-    out->ids = p.ids;
-    out->n_ids = p.n_ids;
-    return MB_OK;
+    MB_TRY(gen_renderer_open(&t, model_dir, GIVEN_NONE, err));
+    mb_status st = gen_renderer_render(t, r, a, &p, err);
+    if (st == MB_OK) st = view_of(&p, a, out, err);
+    gen_renderer_close(t);
+    return st;
 }
 
 mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err)

@@ -1,6 +1,6 @@
 /* cmd_show_prompt.c: what messages become: the rendered prompt, its ids, and with --origin which message and field wrote
- * each part (the runs that keep content from forging control tokens, design.md section 6). Loads the model's tokenizer and
- * template through the engine, like a request. */
+ * each part (the runs that keep content from forging control tokens, design.md section 6). Opens the model's
+ * tokenizer and templates alone, no weights: the same code that renders a request. */
 #include <string.h>
 
 #include "base/json.h"
@@ -66,7 +66,7 @@ static mb_status print_json(const struct flags *f, const struct prompt_view *p, 
     return st;
 }
 
-static mb_status show(const struct flags *f, mb_engine *e, const char *messages, const char *tools, mb_error *err)
+static mb_status show(const struct flags *f, const char *model_dir, const char *messages, const char *tools, mb_error *err)
 {
     struct gen_request r = { .input = GEN_MESSAGES, .messages_json = messages, .tools_json = tools, .max_tokens = -1,
                              .n_choices = 1 };
@@ -74,7 +74,7 @@ static mb_status show(const struct flags *f, mb_engine *e, const char *messages,
     struct arena a;
     r.thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
     arena_init(&a, 0);
-    mb_status st = mb_prompt_view(e, &r, &a, &view, err);
+    mb_status st = mb_prompt_view(model_dir, &r, &a, &view, err);
     if (st == MB_OK && f->json.b) st = print_json(f, &view, err);
     else if (st == MB_OK) print_text(f, &view);
     arena_free(&a);
@@ -84,15 +84,14 @@ static mb_status show(const struct flags *f, mb_engine *e, const char *messages,
 mb_status cmd_show_prompt(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
 {
     struct buf messages, tools;
-    mb_engine *e = NULL;
+    char path[MODEL_PATH_MAX];
     (void)exit_status;
     buf_init(&messages, 0);
     buf_init(&tools, 0);
     mb_status st = input_messages(f, &messages, err);
     if (st == MB_OK && f->tools.given) st = input_read(&tools, f->tools.s, INPUT_MAX_BYTES, err);
-    if (st == MB_OK) st = model_open_flags(f, n_pos > 0 ? pos[0] : NULL, &e, NULL, err);
-    if (st == MB_OK) st = show(f, e, messages.data, f->tools.given ? tools.data : NULL, err);
-    mb_engine_close(e);
+    if (st == MB_OK) st = model_find(f, n_pos > 0 ? pos[0] : NULL, true, path, err);
+    if (st == MB_OK) st = show(f, path, messages.data, f->tools.given ? tools.data : NULL, err);
     buf_free(&messages);
     buf_free(&tools);
     return st;

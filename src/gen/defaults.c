@@ -1,7 +1,6 @@
 /* defaults.c: what a model directory says about generating: sampling defaults (API-080, tier 3), the union of end ids
- * (B-034: config.json, generation_config.json, tokenizer), the ids XTC spares, special tokens for templates, and the
- * reasoning markers. A value out of its row's bounds is reported once and not used: a model's file must not be able to
- * keep the server from starting. */
+ * (B-034: config.json, generation_config.json, tokenizer), the ids XTC spares. A value out of its row's bounds is reported
+ * once and not used: a model's file must not be able to keep the server from starting. */
 #include <math.h>
 #include <string.h>
 
@@ -12,7 +11,7 @@
 
 #define CONFIG_MAX_BYTES ((size_t)16 << 20)
 
-static mb_status read_optional(json_t **out, const char *dir, const char *name, mb_error *err)
+mb_status defaults_read_json(json_t **out, const char *dir, const char *name, mb_error *err)
 {
     char path[4096];
     *out = NULL;
@@ -81,7 +80,7 @@ static mb_status add_newlines(struct gen_engine *g, struct id_set *s, mb_error *
         struct token_list list = { 0 };
         struct encode_opts opts = { 0 };
         arena_init(&a, 1 << 20);
-        mb_status st = tokenizer_encode(g->tok, &a, texts[i], strlen(texts[i]), &opts, &list, err);
+        mb_status st = tokenizer_encode(g->text->tok, &a, texts[i], strlen(texts[i]), &opts, &list, err);
         if (st == MB_OK && list.n == 1) add_id(s, list.ids[0]);
         arena_free(&a);
         MB_TRY(st);
@@ -89,59 +88,23 @@ static mb_status add_newlines(struct gen_engine *g, struct id_set *s, mb_error *
     return MB_OK;
 }
 
-/* --- special tokens by name, for templates that use more than bos and eos --- */
-static mb_status read_special_tokens(struct gen_engine *g, const json_t *tc, mb_error *err)
-{
-    static const char *const names[] = { "unk_token", "sep_token", "pad_token", "cls_token", "mask_token" };
-    g->special_tokens = json_object();
-    if (!g->special_tokens) return mb_fail(err, MB_NO_MEMORY, "no memory for special tokens");
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        json_t *v = json_object_get(tc, names[i]);
-        if (json_is_object(v)) v = json_object_get(v, "content");
-        if (json_is_string(v)) json_object_set(g->special_tokens, names[i], v);
-    }
-    return MB_OK;
-}
-
-static bool has_token(void *ctx, const char *text)
-{
-    struct gen_engine *g = ctx;
-    int32_t id = tokenizer_id(g->tok, text, strlen(text));
-    return id >= 0 && tokenizer_is_added(g->tok, id);
-}
-
-static void find_markers(struct gen_engine *g)
-{
-    bool named;
-    g->tags = reasoning_tags_pick(g->templates.source_of_default, has_token, g, &named);
-    g->open_id = g->close_id = -1;
-    if (named) g->info.reasoning = true;
-    if (!has_token(g, g->tags->open) || !has_token(g, g->tags->close)) return;
-    g->open_id = tokenizer_id(g->tok, g->tags->open, strlen(g->tags->open));
-    g->close_id = tokenizer_id(g->tok, g->tags->close, strlen(g->tags->close));
-}
-
 mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err)
 {
-    json_t *config = NULL, *gc = NULL, *tc = NULL;
+    json_t *config = NULL, *gc = NULL;
     struct id_set ends = { .n = 0 };
     mb_status st;
-    MB_TRY_GOTO(st, read_optional(&config, dir, "config.json", err), done);
-    MB_TRY_GOTO(st, read_optional(&gc, dir, "generation_config.json", err), done);
-    MB_TRY_GOTO(st, read_optional(&tc, dir, "tokenizer_config.json", err), done);
+    MB_TRY_GOTO(st, defaults_read_json(&config, dir, "config.json", err), done);
+    MB_TRY_GOTO(st, defaults_read_json(&gc, dir, "generation_config.json", err), done);
     read_sampling(g, gc);
     add_ids_of(&ends, json_object_get(config, "eos_token_id"));
     add_ids_of(&ends, json_object_get(json_object_get(config, "text_config"), "eos_token_id"));
     add_ids_of(&ends, json_object_get(gc, "eos_token_id"));
-    add_id(&ends, tokenizer_eos_id(g->tok));
+    add_id(&ends, tokenizer_eos_id(g->text->tok));
     MB_TRY_GOTO(st, keep_ids(g, &ends, &g->end_ids, &g->n_end_ids, err), done);
     MB_TRY_GOTO(st, add_newlines(g, &ends, err), done);
-    MB_TRY_GOTO(st, keep_ids(g, &ends, &g->xtc_exempt, &g->n_xtc_exempt, err), done);
-    MB_TRY_GOTO(st, read_special_tokens(g, tc, err), done);
-    find_markers(g);
+    st = keep_ids(g, &ends, &g->xtc_exempt, &g->n_xtc_exempt, err);
 done:
     json_decref(config);
     json_decref(gc);
-    json_decref(tc);
     return st;
 }

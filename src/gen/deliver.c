@@ -46,8 +46,8 @@ static void feed_text(struct gen_choice *c)
 
 static void feed_id(struct gen_choice *c, int32_t id)
 {
-    const struct gen_engine *g = c->s->g;
-    bool is_marker = !c->s->req.raw_split && g->open_id >= 0 && (id == g->open_id || id == g->close_id);
+    const struct gen_renderer *t = c->s->g->text;
+    bool is_marker = !c->s->req.raw_split && t->open_id >= 0 && (id == t->open_id || id == t->close_id);
     buf_clear(&c->text);
     if (!is_marker) {
         detok_push(&c->detok, id, &c->text);
@@ -56,7 +56,7 @@ static void feed_id(struct gen_choice *c, int32_t id)
     }
     detok_finish(&c->detok, &c->text);
     feed_text(c);
-    if (id == g->open_id) reasoning_open(&c->split);
+    if (id == t->open_id) reasoning_open(&c->split);
     else reasoning_close(&c->split);
 }
 
@@ -204,8 +204,8 @@ mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, bool opens_re
         c->s = s;
         c->index = i;
         c->i_stop = -1;
-        detok_init(&c->detok, g->tok, skip_special);
-        reasoning_init(&c->split, g->tags, g->open_id < 0, opens_reasoning && !s->req.raw_split, on_split, c);
+        detok_init(&c->detok, g->text->tok, skip_special);
+        reasoning_init(&c->split, g->text->tags, g->text->open_id < 0, opens_reasoning && !s->req.raw_split, on_split, c);
         buf_init(&c->text, 0);
         buf_init(&c->piece, 0);
         s->n_choices_made = i + 1;

@@ -59,9 +59,7 @@ static void set_options(struct gen_engine *g, const struct gen_engine_options *o
 
 static void release(struct gen_engine *g)
 {
-    chat_templates_close(&g->templates);
-    tokenizer_close(g->tok);
-    json_decref(g->special_tokens);
+    gen_renderer_close(g->text);
     arena_free(&g->arena);
     mb_free(g);
 }
@@ -80,9 +78,9 @@ mb_status gen_engine_open(struct gen_engine **out, struct engine *engine, const 
     arena_init(&g->arena, 1 << 20);
     set_options(g, opt);
     MB_TRY_GOTO(st, set_info(g, opt, info, err), failed);
-    MB_TRY_GOTO(st, tokenizer_open(&g->tok, opt->model_dir, err), failed);
-    MB_TRY_GOTO(st, chat_templates_open(&g->templates, opt->model_dir, err), failed);
-    g->info.has_template = g->templates.dflt != NULL;
+    MB_TRY_GOTO(st, gen_renderer_open(&g->text, opt->model_dir, opt->thinking, err), failed);
+    g->info.has_template = g->text->templates.dflt != NULL;
+    if (g->text->tags_named) g->info.reasoning = true;
     MB_TRY_GOTO(st, defaults_read(g, opt->model_dir, err), failed);
     MB_TRY_GOTO(st, workers_open(g, err), failed);
     *out = g;
@@ -103,7 +101,7 @@ void gen_engine_close(struct gen_engine *g, int64_t drain_ms)
 
 const struct tokenizer *gen_engine_tokenizer(const struct gen_engine *g)
 {
-    return g->tok;
+    return g->text->tok;
 }
 
 /* --- the client --- */
@@ -136,7 +134,7 @@ static const struct gen_model_info *client_info(void *ctx)
 
 static const char *client_piece(void *ctx, int32_t id, size_t *len)
 {
-    return tokenizer_piece(((struct gen_engine *)ctx)->tok, id, len);
+    return tokenizer_piece(((struct gen_engine *)ctx)->text->tok, id, len);
 }
 
 static mb_status client_tokenize(void *ctx, struct str text, bool special, struct arena *a, int32_t **ids, int32_t *n,
@@ -147,7 +145,7 @@ static mb_status client_tokenize(void *ctx, struct str text, bool special, struc
     struct encode_opts opts = { .add_special_tokens = special };
     *ids = NULL;
     *n = 0;
-    MB_TRY(tokenizer_encode(g->tok, a, text.ptr, text.len, &opts, &list, err));
+    MB_TRY(tokenizer_encode(g->text->tok, a, text.ptr, text.len, &opts, &list, err));
     *ids = list.ids;
     *n = (int32_t)list.n;
     return MB_OK;
@@ -157,7 +155,7 @@ static mb_status client_detokenize(void *ctx, const int32_t *ids, int32_t n, boo
                                    mb_error *err)
 {
     struct gen_engine *g = ctx;
-    return tokenizer_decode(g->tok, ids, (size_t)n, skip_special, out, err);
+    return tokenizer_decode(g->text->tok, ids, (size_t)n, skip_special, out, err);
 }
 
 struct engine_client gen_engine_client(struct gen_engine *g)

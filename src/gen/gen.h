@@ -172,4 +172,13 @@ struct gen_prompt {
 mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
                      mb_error *err);
 
+/* The part of a gen_engine that renders, which can be opened alone: tokenizer, templates, special tokens and reasoning
+ * markers of a model directory. Opens no weights. Read-only once open: any thread. */
+struct gen_renderer;
+mb_status gen_renderer_open(struct gen_renderer **out, const char *model_dir, enum given_bool thinking, mb_error *err);
+void gen_renderer_close(struct gen_renderer *t); /* NULL is allowed */
+/* gen_render for it: the same prompt. */
+mb_status gen_renderer_render(const struct gen_renderer *t, const struct gen_request *r, struct arena *a,
+                              struct gen_prompt *out, mb_error *err);
+
 #endif

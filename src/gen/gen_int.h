@@ -22,18 +22,24 @@
 #define GEN_MAX_CHOICES 128
 #define GEN_MAX_WORKERS 8
 
-struct gen_engine {
-    struct engine *engine;             /* owned */
+struct gen_renderer {
     struct tokenizer *tok;             /* owned */
     struct chat_templates templates;   /* owned */
     json_t *special_tokens;            /* owned: "pad_token" ... for templates; NULL */
+    const struct reasoning_tags *tags;
+    bool tags_named;                   /* the model knows them; else the default pair */
+    int32_t open_id, close_id;         /* marker tokens, -1: tags are searched in the text */
+    enum given_bool thinking;          /* for requests that do not say */
+};
+
+struct gen_engine {
+    struct engine *engine;             /* owned */
+    struct gen_renderer *text;         /* owned */
     struct gen_engine_options opt;     /* its strings are NULL here; see info */
     struct gen_model_info info;        /* strings in `arena` */
     struct sampler_values model;       /* generation_config.json */
     int32_t *end_ids, n_end_ids;       /* union of all sources (B-034); arena */
     int32_t *xtc_exempt, n_xtc_exempt; /* end ids and newline tokens; arena */
-    const struct reasoning_tags *tags;
-    int32_t open_id, close_id;         /* marker tokens, -1: tags are searched in the text */
     struct arena arena;
 
     pthread_mutex_t lock;              /* guards the queue below */
@@ -107,12 +113,10 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
 size_t prepare_arena_limit(const struct gen_request *r);
 mb_status request_copy(struct gen_request *dst, const struct gen_request *src, struct arena *a, mb_error *err);
 
-/* render.c: messages as the template wants them */
-mb_status render_messages(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
-                          mb_error *err);
-
 /* defaults.c: what the model directory says */
 mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err);
+/* An object of a JSON file of the model directory; NULL when there is no such file. */
+mb_status defaults_read_json(json_t **out, const char *dir, const char *name, mb_error *err);
 
 /* deliver.c */
 mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, bool opens_reasoning, mb_error *err);

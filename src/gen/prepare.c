@@ -80,7 +80,7 @@ static bool is_thinking(struct gen_engine *g, const struct gen_stream *s, const 
     size_t from = 0;
     for (size_t i = 0; i < p->n_runs; i++)
         if (p->runs[i].i_message >= 0) from = p->runs[i].end;
-    return !reasoning_is_closed(g->tags, p->text + from, p->len - from);
+    return !reasoning_is_closed(g->text->tags, p->text + from, p->len - from);
 }
 
 static void set_params(struct gen_engine *g, struct gen_stream *s, const struct gen_prompt *p)
@@ -95,7 +95,7 @@ static void set_params(struct gen_engine *g, struct gen_stream *s, const struct 
     sp->n_end_ids = g->n_end_ids;
     sp->n_top = s->req.n_top_logprobs;
     hlg_resolve(&s->req.hlg, &g->opt.hlg, sp);
-    int32_t n_model = engine_info(g->engine)->n_vocab, n_tok = tokenizer_n_vocab(g->tok);
+    int32_t n_model = engine_info(g->engine)->n_vocab, n_tok = tokenizer_n_vocab(g->text->tok);
     sp->n_vocab_live = n_tok > 0 && n_tok < n_model ? n_tok : n_model;
 }
 

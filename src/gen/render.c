@@ -47,10 +47,10 @@ static mb_status check_messages(json_t *messages, mb_error *err)
 }
 
 /* --- template variables --- */
-static mb_status make_kwargs(struct gen_engine *g, const struct gen_request *r, json_t **out, mb_error *err)
+static mb_status make_kwargs(const struct gen_renderer *t, const struct gen_request *r, json_t **out, mb_error *err)
 {
     const char *text = r->template_kwargs_json;
-    enum given_bool thinking = r->thinking != GIVEN_NONE ? r->thinking : g->opt.thinking;
+    enum given_bool thinking = r->thinking != GIVEN_NONE ? r->thinking : t->thinking;
     *out = NULL;
     if (text) MB_TRY(json_read(out, text, strlen(text), 0, err));
     else *out = json_object();
@@ -115,7 +115,7 @@ static void find_marks(struct gen_prompt *p, const size_t *ends)
     }
 }
 
-static mb_status tokenise(struct gen_engine *g, struct arena *a, struct gen_prompt *p, bool add_special, mb_error *err)
+static mb_status tokenise(const struct gen_renderer *t, struct arena *a, struct gen_prompt *p, bool add_special, mb_error *err)
 {
     struct text_span *spans = arena_alloc_array(a, p->n_runs + 1, sizeof *spans);
     p->marks = arena_alloc_array(a, p->n_runs + 1, sizeof *p->marks);
@@ -123,7 +123,7 @@ static mb_status tokenise(struct gen_engine *g, struct arena *a, struct gen_prom
     struct encode_opts opts = { .add_special_tokens = add_special, .want_ends = p->n_runs > 0, .content = spans };
     opts.n_content = content_spans(p, spans);
     struct token_list list = { 0 };
-    MB_TRY(tokenizer_encode(g->tok, a, p->text, p->len, &opts, &list, err));
+    MB_TRY(tokenizer_encode(t->tok, a, p->text, p->len, &opts, &list, err));
     if (list.n > INT32_MAX / 2) return mb_fail(err, MB_TOO_LARGE, "the prompt has %zu tokens", list.n);
     p->ids = list.ids;
     p->n_ids = (int32_t)list.n;
@@ -131,21 +131,21 @@ static mb_status tokenise(struct gen_engine *g, struct arena *a, struct gen_prom
     return MB_OK;
 }
 
-static mb_status render_text(struct gen_engine *g, const struct gen_request *r, json_t *messages, json_t *tools,
+static mb_status render_text(const struct gen_renderer *t, const struct gen_request *r, json_t *messages, json_t *tools,
                              json_t *kwargs, struct arena *a, struct gen_prompt *p, mb_error *err)
 {
     bool with_tools = json_array_size(tools) > 0;
-    const struct chat_template *t = with_tools && g->templates.tool_use ? g->templates.tool_use : g->templates.dflt;
-    if (!t)
+    const struct chat_template *tmpl = with_tools && t->templates.tool_use ? t->templates.tool_use : t->templates.dflt;
+    if (!tmpl)
         return mb_fail(err, MB_INVALID, "this model has no chat template (chat_template.jinja or chat_template in "
                                         "tokenizer_config.json); /v1/completions takes raw text");
     bool cont = wants_continue(r, messages);
     struct template_input in = { .messages = messages, .tools = with_tools ? tools : NULL, .kwargs = kwargs,
-                                 .add_generation_prompt = !cont, .bos_token = tokenizer_bos_text(g->tok),
-                                 .eos_token = tokenizer_eos_text(g->tok), .special_tokens = g->special_tokens,
+                                 .add_generation_prompt = !cont, .bos_token = tokenizer_bos_text(t->tok),
+                                 .eos_token = tokenizer_eos_text(t->tok), .special_tokens = t->special_tokens,
                                  .now_unix_s = clock_unix_s() };
     struct template_output out = { 0 };
-    MB_TRY(chat_template_render(t, a, &in, NULL, &out, err));
+    MB_TRY(chat_template_render(tmpl, a, &in, NULL, &out, err));
     if (cont) MB_TRY(cut_after_last(&out, (int32_t)json_array_size(messages) - 1, err));
     p->text = out.text;
     p->len = out.len;
@@ -155,22 +155,22 @@ static mb_status render_text(struct gen_engine *g, const struct gen_request *r, 
     size_t from = 0;
     for (size_t i = 0; i < p->n_runs && !cont; i++)
         if (p->runs[i].i_message >= 0) from = p->runs[i].end;
-    p->opens_reasoning = reasoning_is_open(g->tags, p->text + from, p->len - from);
+    p->opens_reasoning = reasoning_is_open(t->tags, p->text + from, p->len - from);
     return MB_OK;
 }
 
-mb_status render_messages(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
-                          mb_error *err)
+static mb_status render_messages(const struct gen_renderer *t, const struct gen_request *r, struct arena *a,
+                                 struct gen_prompt *out, mb_error *err)
 {
     json_t *messages = NULL, *tools = NULL, *kwargs = NULL;
     mb_status st;
     MB_TRY_GOTO(st, json_read(&messages, r->messages_json, strlen(r->messages_json), 0, err), done);
     MB_TRY_GOTO(st, check_messages(messages, err), done);
     if (r->tools_json) MB_TRY_GOTO(st, json_read(&tools, r->tools_json, strlen(r->tools_json), 0, err), done);
-    MB_TRY_GOTO(st, make_kwargs(g, r, &kwargs, err), done);
-    MB_TRY_GOTO(st, render_text(g, r, messages, tools, kwargs, a, out, err), done);
+    MB_TRY_GOTO(st, make_kwargs(t, r, &kwargs, err), done);
+    MB_TRY_GOTO(st, render_text(t, r, messages, tools, kwargs, a, out, err), done);
     /* The template writes bos itself; the tokenizer's own frame is for raw text. */
-    st = tokenise(g, a, out, false, err);
+    st = tokenise(t, a, out, false, err);
 done:
     json_decref(messages);
     json_decref(tools);
@@ -178,18 +178,18 @@ done:
     return st;
 }
 
-mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
-                     mb_error *err)
+mb_status gen_renderer_render(const struct gen_renderer *t, const struct gen_request *r, struct arena *a,
+                              struct gen_prompt *out, mb_error *err)
 {
     memset(out, 0, sizeof *out);
     mb_status st = MB_OK;
     if (r->input == GEN_MESSAGES) {
-        st = render_messages(g, r, a, out, err);
+        st = render_messages(t, r, a, out, err);
     } else if (r->input == GEN_TEXT) {
         out->text = arena_strndup(a, r->text.ptr, r->text.len);
         out->len = r->text.len;
         if (!out->text) st = mb_fail(err, MB_NO_MEMORY, "no memory for the prompt");
-        else st = tokenise(g, a, out, true, err);
+        else st = tokenise(t, a, out, true, err);
     } else {
         out->ids = arena_alloc_array(a, (size_t)r->n_ids + 1, sizeof *out->ids);
         if (!out->ids) st = mb_fail(err, MB_NO_MEMORY, "no memory for the prompt");
@@ -197,7 +197,7 @@ mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct a
         out->n_ids = r->n_ids;
     }
     if (st == MB_OK && out->n_ids == 0) {
-        int32_t bos = tokenizer_bos_id(g->tok) >= 0 ? tokenizer_bos_id(g->tok) : tokenizer_eos_id(g->tok);
+        int32_t bos = tokenizer_bos_id(t->tok) >= 0 ? tokenizer_bos_id(t->tok) : tokenizer_eos_id(t->tok);
         st = r->input == GEN_TEXT && bos < 0
                  ? mb_fail_at(err, MB_INVALID, "prompt", "the prompt is empty")
                  : bos < 0 ? mb_fail_at(err, MB_INVALID, "messages", "the prompt is empty") : MB_OK;
@@ -209,4 +209,10 @@ mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct a
     }
     if (st != MB_OK) memset(out, 0, sizeof *out);
     return st;
+}
+
+mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
+                     mb_error *err)
+{
+    return gen_renderer_render(g->text, r, a, out, err);
 }

@@ -279,6 +279,25 @@ def test_show_prompt_origin():
     assert re.search(r'messages\[0\]\.content +"hi"', text) and re.search(r"\d+ ids: ", text)
 
 
+def test_show_prompt_opens_no_weights(tmp_path):
+    """The same prompt from a folder whose weights are missing, broken or of a family that is not in this version: tokenizer and
+    templates are all it opens, so the size of the model does not matter."""
+    args = ("--system", "S", "--prompt", "hi", "--origin", "--json")
+    want = run("show-prompt", LLAMA, *args).stdout
+    model = tmp_path / "m"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (model / name).write_bytes((Path(LLAMA) / name).read_bytes())
+    assert run("show-prompt", model, *args).stdout == want
+    (model / "model.safetensors").write_bytes(b"no weights")
+    assert run("show-prompt", model, *args).stdout == want
+    (model / "config.json").write_text('{"model_type": "glm_moe_dsa"}')
+    assert run("show-prompt", model, *args).stdout == want
+    assert run("generate", model, "--prompt", "x", status=None).returncode != 0
+    (model / "tokenizer.json").unlink()
+    assert "tokenizer.json" in run("show-prompt", model, "--prompt", "x", status=None).stderr
+
+
 def test_perplexity_json_agrees_with_itself(tmp_path):
     ids = [3, 14, 15, 92, 65, 35, 89, 79]
     (tmp_path / "a.json").write_text(json.dumps(ids))

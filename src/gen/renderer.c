@@ -1,0 +1,65 @@
+/* renderer.c: opens what rendering needs of a model directory: tokenizer, templates, special tokens for templates, reasoning
+ * markers. A gen_engine has one; show-prompt opens one alone, so that no weights are touched. The rendering is render.c.
+ */
+#include <string.h>
+
+#include "gen/gen_int.h"
+
+/* Special tokens by name, for templates that use more than bos and eos. */
+static mb_status read_special_tokens(struct gen_renderer *t, const char *dir, mb_error *err)
+{
+    static const char *const names[] = { "unk_token", "sep_token", "pad_token", "cls_token", "mask_token" };
+    json_t *tc;
+    MB_TRY(defaults_read_json(&tc, dir, "tokenizer_config.json", err));
+    t->special_tokens = json_object();
+    for (size_t i = 0; t->special_tokens && i < sizeof names / sizeof names[0]; i++) {
+        json_t *v = json_object_get(tc, names[i]);
+        if (json_is_object(v)) v = json_object_get(v, "content");
+        if (json_is_string(v)) json_object_set(t->special_tokens, names[i], v);
+    }
+    json_decref(tc);
+    return t->special_tokens ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for special tokens");
+}
+
+static bool has_token(void *ctx, const char *text)
+{
+    const struct gen_renderer *t = ctx;
+    int32_t id = tokenizer_id(t->tok, text, strlen(text));
+    return id >= 0 && tokenizer_is_added(t->tok, id);
+}
+
+static void find_markers(struct gen_renderer *t)
+{
+    t->tags = reasoning_tags_pick(t->templates.source_of_default, has_token, t, &t->tags_named);
+    t->open_id = t->close_id = -1;
+    if (!has_token(t, t->tags->open) || !has_token(t, t->tags->close)) return;
+    t->open_id = tokenizer_id(t->tok, t->tags->open, strlen(t->tags->open));
+    t->close_id = tokenizer_id(t->tok, t->tags->close, strlen(t->tags->close));
+}
+
+mb_status gen_renderer_open(struct gen_renderer **out, const char *model_dir, enum given_bool thinking, mb_error *err)
+{
+    struct gen_renderer *t = mb_calloc(1, sizeof *t);
+    mb_status st;
+    *out = NULL;
+    if (!t) return mb_fail(err, MB_NO_MEMORY, "no memory for the tokenizer and templates");
+    t->thinking = thinking;
+    MB_TRY_GOTO(st, tokenizer_open(&t->tok, model_dir, err), failed);
+    MB_TRY_GOTO(st, chat_templates_open(&t->templates, model_dir, err), failed);
+    MB_TRY_GOTO(st, read_special_tokens(t, model_dir, err), failed);
+    find_markers(t);
+    *out = t;
+    return MB_OK;
+failed:
+    gen_renderer_close(t);
+    return st;
+}
+
+void gen_renderer_close(struct gen_renderer *t)
+{
+    if (!t) return;
+    chat_templates_close(&t->templates);
+    tokenizer_close(t->tok);
+    json_decref(t->special_tokens);
+    mb_free(t);
+}
