@@ -42,7 +42,7 @@ static mb_status tokenize(struct buf *out, const struct engine_client *client, c
     if (!t) t = field_get(v, name = "prompt");
     if (!t) t = field_get(v, name = "content");
     if (!t) return mb_fail_at(err, MB_INVALID, "text", "text is required");
-    if (!json_is_string(t)) return field_type_error(name, "str", err);
+    if (!json_is_text(t)) return field_type_error(name, "str", err);
     MB_TRY(field_bool(v, "add_special_tokens", &special, err));
     struct str s = { json_string_value(t), json_string_length(t) };
     MB_TRY(client->tokenize(client->ctx, s, special, a, &ids, &n, err));

@@ -24,7 +24,7 @@ static mb_status part_text(const json_t *part, size_t i, size_t j, struct buf *o
     const json_t *text = json_object_get(part, "text");
     if (!json_is_object(part) || !type) return bad(err, "messages[%zu].content[%zu] must be an object with a type", i, j);
     if (strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 || strcmp(type, "output_text") == 0) {
-        if (!json_is_string(text)) return bad(err, "messages[%zu].content[%zu].text must be of type str", i, j);
+        if (!json_is_text(text)) return bad(err, "messages[%zu].content[%zu].text must be of type str", i, j);
         buf_append(out, json_string_value(text), json_string_length(text));
         return MB_OK;
     }
@@ -38,7 +38,7 @@ static mb_status part_text(const json_t *part, size_t i, size_t j, struct buf *o
 static mb_status content(json_t *m, size_t i, bool may_be_absent, mb_error *err)
 {
     json_t *c = json_object_get(m, "content");
-    if (json_is_string(c)) return MB_OK;
+    if (json_is_text(c)) return MB_OK;
     if (!c || json_is_null(c)) {
         if (may_be_absent) return MB_OK;
         return bad(err, "messages[%zu].content must be a string or an array of parts", i);
@@ -67,13 +67,13 @@ static mb_status tool_calls(json_t *m, size_t i, mb_error *err)
     if (!json_is_array(calls)) return bad(err, "messages[%zu].tool_calls must be an array", i);
     for (size_t j = 0; j < json_array_size(calls); j++) {
         const json_t *call = json_array_get(calls, j), *fn = json_object_get(call, "function");
-        if (!json_is_string(json_object_get(fn, "name")))
+        if (!json_is_text(json_object_get(fn, "name")))
             return bad(err, "messages[%zu].tool_calls[%zu].function.name must be of type str", i, j);
         const json_t *args = json_object_get(fn, "arguments");
         json_t *parsed = NULL;
         mb_error why = { 0 };
         if (!args || json_is_null(args) || json_is_object(args)) continue;
-        if (!json_is_string(args))
+        if (!json_is_text(args))
             return bad(err, "messages[%zu].tool_calls[%zu].function.arguments must be of type str", i, j);
         if (json_string_length(args) == 0) continue;
         json_read(&parsed, json_string_value(args), json_string_length(args), JSON_READ_ANY, &why);
@@ -103,7 +103,7 @@ static mb_status message(json_t *m, size_t i, mb_error *err)
         return bad(err, "messages[%zu].role must be system, developer, user, assistant or tool", i);
     MB_TRY(content(m, i, k == 2 || k == 3, err));
     json_t *alias = json_object_get(m, "reasoning");
-    if (json_is_string(alias) && !json_object_get(m, "reasoning_content")) json_object_set(m, "reasoning_content", alias);
+    if (json_is_text(alias) && !json_object_get(m, "reasoning_content")) json_object_set(m, "reasoning_content", alias);
     return k == 2 ? tool_calls(m, i, err) : MB_OK;
 }
 
@@ -124,7 +124,7 @@ static mb_status check_tools(const json_t *tools, mb_error *err)
         const char *type = json_string_value(json_object_get(t, "type"));
         if (type && strcmp(type, "function") != 0)
             return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu].type must be \"function\"", i);
-        if (!json_is_string(json_object_get(json_object_get(t, "function"), "name")))
+        if (!json_is_text(json_object_get(json_object_get(t, "function"), "name")))
             return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu].function.name must be of type str", i);
     }
     return MB_OK;

@@ -3,6 +3,7 @@
  * asks for something this version cannot do is named in a 400, never ignored. Error texts are those of section 2 and
  * Q6. Unknown fields are ignored (API-007). */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/api_int.h"
@@ -65,12 +66,13 @@ mb_status field_text(struct buf *b, const json_t *v, const char **text, mb_error
 static mb_status sampling_value(struct sampler_value *out, const struct sampler_row *row, const json_t *v, mb_error *err)
 {
     const char *big = json_bigint_text(v);
-    double d = big ? (big[0] == '-' ? -INFINITY : INFINITY) : json_number_value(v);
+    double d = big ? strtod(big, NULL) : json_number_value(v);
     if (!big && !json_is_number(v)) return field_type_error(row->name, row->type == SAMPLER_INT ? "int" : "float", err);
     if (row->type == SAMPLER_INT && !big && !json_is_integer(v)) return field_type_error(row->name, "int", err);
     MB_TRY(sampler_row_check(row, d, big || json_is_integer(v), err));
     struct sampler_value got = { .v = d, .given = true };
     if (json_is_integer(v)) got.exact = (uint64_t)json_integer_value(v);
+    if (big && row->type == SAMPLER_INT) got.exact = strtoull(big, NULL, 10); /* a seed from 2^63 up: below the row's maximum */
     *out = got;
     return MB_OK;
 }
@@ -139,7 +141,7 @@ static mb_status limits(struct api_request *r, const json_t *body, mb_error *err
 /* --- stop --- */
 static mb_status stop_string(const json_t *v, const char **out, mb_error *err)
 {
-    if (!json_is_string(v)) return mb_fail_at(err, MB_INVALID, "stop", "stop must be a string or an array of strings");
+    if (!json_is_text(v)) return mb_fail_at(err, MB_INVALID, "stop", "stop must be a string or an array of strings");
     *out = json_string_value(v);
     if (json_string_length(v) == 0) return mb_fail_at(err, MB_INVALID, "stop", "stop must not hold an empty string");
     if (strlen(*out) != json_string_length(v))
@@ -236,7 +238,7 @@ static mb_status adapters(struct api_request *r, const json_t *body, mb_error *e
     for (size_t i = 0; i < 2; i++) {
         const json_t *v = field_get(body, names[i]);
         if (!v) continue;
-        if (!json_is_string(v)) return field_type_error(names[i], "str", err);
+        if (!json_is_text(v)) return field_type_error(names[i], "str", err);
         if (strcmp(json_string_value(v), "none") != 0)
             return mb_fail_at(err, MB_INVALID, names[i], "%s names an adapter that is not mounted; \"none\" selects the base model",
                               names[i]);

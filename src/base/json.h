@@ -31,6 +31,8 @@ mb_status json_read_file(json_t **out, const char *path, size_t limit_bytes, mb_
 /* An integer that does not fit in 64 bits: json_read keeps it as a string object tagged by us. Returns its digits or
  * NULL when v is anything else. The tag survives json_incref/copy but not json_deep_copy. */
 const char *json_bigint_text(const json_t *v);
+/* A string, and not such an integer: what json_is_string alone cannot tell. NULL: false. */
+bool json_is_text(const json_t *v);
 
 /* Append v in compact form: separators "," and ":" (python_spaces: ", " and ": "). indent > 0: pretty, Python's form.
  * sort_keys false keeps insertion order. ensure_ascii escapes above U+007F as \uXXXX pairs. */

@@ -246,6 +246,11 @@ const char *json_bigint_text(const json_t *v)
     return strncmp(s, BIGINT_TAG, BIGINT_TAG_LEN) == 0 ? s + BIGINT_TAG_LEN : NULL;
 }
 
+bool json_is_text(const json_t *v)
+{
+    return json_is_string(v) && !json_bigint_text(v);
+}
+
 /* --- reading --- */
 
 static mb_status parse(json_t **out, const char *text, size_t len, bool bigints, int flags, mb_error *err)
@@ -376,7 +381,7 @@ mb_status json_get_str(const json_t *obj, const char *key, const char *dflt, con
     const json_t *v = given(obj, key);
     if (!v) return MB_OK;
     *out = NULL;
-    if (!json_is_string(v) || json_bigint_text(v)) return wrong_type(err, key, "string");
+    if (!json_is_text(v)) return wrong_type(err, key, "string");
     if (strlen(json_string_value(v)) != json_string_length(v))
         return mb_fail_at(err, MB_INVALID, key, "%s holds a NUL character", key);
     *out = json_string_value(v);

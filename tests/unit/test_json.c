@@ -146,6 +146,9 @@ static void test_b014_big_integers(void **state)
     assert_string_equal(json_bigint_text(json_object_get(v, "b")), "9223372036854775808");
     assert_null(json_bigint_text(json_object_get(v, "a")));
     assert_null(json_bigint_text(json_array_get(json_object_get(v, "f"), 0)));
+    assert_true(json_is_text(json_array_get(json_object_get(v, "f"), 0)));
+    assert_false(json_is_text(json_array_get(json_object_get(v, "f"), 3)));
+    assert_false(json_is_text(json_object_get(v, "a")) || json_is_text(NULL));
     int64_t n;
     double d;
     const char *s;

@@ -224,7 +224,8 @@ static void test_field_errors(void **state)
         { "\"top_p\":1.5", "top_p must be at most 1" }, { "\"min_p\":2", "min_p must be at most 1" },
         { "\"top_k\":-1", "top_k must be at least 0" }, { "\"top_k\":1.5", "top_k must be of type int" },
         { "\"xtc_threshold\":0.6", "xtc_threshold must be at most 0.5" },
-        { "\"seed\":\"x\"", "seed must be of type int" },
+        { "\"seed\":\"x\"", "seed must be of type int" }, { "\"seed\":18446744073709551616", "seed must be at most" },
+        { "\"top_k\":9223372036854775808", "top_k must be at most" },
         { "\"n\":0", "n must be at least 1" }, { "\"n\":1000", "n must be at most" }, { "\"best_of\":2", "best_of" },
         { "\"adapter\":\"a\"", "adapter" }, { "\"adapter\":3", "adapter" },
         { "\"response_format\":{\"type\":\"json_object\"}", "response_format" }, { "\"response_format\":1", "response_format" },
@@ -249,6 +250,7 @@ static void test_field_errors(void **state)
     static const char *const fine[] = { "\"max_tokens\":1e9", "\"max_tokens\":100000000000000000000", "\"stop\":[]", "\"adapter\":\"none\"",
         "\"response_format\":{\"type\":\"text\"}", "\"hlg\":{\"enabled\":false}", "\"hlg\":{\"enabled\":true,\"toe\":null}", "\"stop\":[\"a1\",\"b1\",\"c1\",\"d1\",\"e1\"]",
         "\"tool_choice\":\"none\"", "\"tools\":[]", "\"tools\":null", "\"top_logprobs\":0", "\"best_of\":1", "\"seed\":7",
+        "\"seed\":9223372036854775808", "\"temperature\":1000000000000000000000000000000",
         "\"repetition_penalty\":1.1,\"presence_penalty\":0.5,\"frequency_penalty\":0.5,\"min_p\":0.1,\"top_k\":0,\"top_p\":1",
         "\"logit_bias\":{\"5\":1.5}", "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":\"auto\"",
         "\"max_tokens\":1,\"max_completion_tokens\":5" };
@@ -273,6 +275,16 @@ static void test_messages(void **state)
     srig_open(&r, (const char *[]){ "hello", NULL });
     check_400(&r, CHAT, "{}", "messages");
     check_400(&r, CHAT, "{\"messages\":[]}", "messages");
+    /* An integer beyond 64 bits is no text, though the reader keeps its digits. */
+#define BIG "1000000000000000000000000000000"
+    check_400(&r, CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":" BIG "}]}", "messages[0].content must be");
+    check_400(&r, CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":" BIG "}]}]}",
+              "messages[0].content[0].text must be of type str");
+    check_400(&r, CHAT, "{" HI ",\"stop\":" BIG "}", "stop must be a string");
+    check_400(&r, CHAT, "{" HI ",\"stop\":[" BIG "]}", "stop must be a string");
+    check_400(&r, CHAT, "{" HI ",\"adapter\":" BIG "}", "adapter must be of type str");
+    check_400(&r, "/tokenize", "{\"text\":" BIG "}", "text must be of type str");
+#undef BIG
     check_400(&r, CHAT, "{\"messages\":{}}", "messages");
     check_400(&r, CHAT, "{\"messages\":[1]}", "messages[0]");
     check_400(&r, CHAT, "{\"messages\":[{\"role\":\"clown\",\"content\":\"x\"}]}", "messages[0].role");
