@@ -6,6 +6,15 @@
 
 #include "model/arch_int.h"
 
+/* mlx_lm computes SiLU whatever the config says; a model trained with another function would come out as noise. */
+static mb_status check_silu(const json_t *c, mb_error *err)
+{
+    const json_t *v = json_object_get(c, "hidden_act");
+    const char *act = json_is_text(v) ? json_string_value(v) : "no string";
+    if (!v || json_is_null(v) || strcmp(act, "silu") == 0 || strcmp(act, "swish") == 0) return MB_OK;
+    return mb_fail_at(err, MB_UNSUPPORTED, "hidden_act", "config.json: hidden_act is %.64s; this version knows silu", act);
+}
+
 /* What the four do alike, once the family's defaults are known. */
 static mb_status read_llama_like(struct model_spec *s, const json_t *c, double theta_default, bool tied_default,
                                  mb_error *err)
@@ -15,6 +24,7 @@ static mb_status read_llama_like(struct model_spec *s, const json_t *c, double t
     int32_t window = 0;
     MB_TRY(config_read_common(s, c, err));
     s->glu = GLU_SILU;
+    MB_TRY(check_silu(c, err));
     MB_TRY(config_bool_or(c, "tie_word_embeddings", tied_default, &s->tied_head, err));
     MB_TRY(rope_params_read(s, c, "rope_theta", theta_default, s->layers[0].head_dim, &rope, err));
     MB_TRY(config_bool_or(c, "rope_traditional", false, &interleaved, err));

@@ -10,6 +10,15 @@
 
 #define CONFIG_MAX_BYTES ((size_t)16 << 20)
 
+/* A value of the wrong type is a malformed file here, not a bad argument. */
+static mb_status in_config(mb_status st, mb_error *err)
+{
+    if (st != MB_INVALID) return st;
+    if (err) err->code = MB_BAD_FORMAT;
+    mb_error_prefix(err, "config.json");
+    return MB_BAD_FORMAT;
+}
+
 mb_status config_int(const json_t *c, const char *key, int64_t min, int64_t max, int32_t *out, mb_error *err)
 {
     const json_t *v = json_object_get(c, key);
@@ -21,7 +30,7 @@ mb_status config_int_or(const json_t *c, const char *key, int64_t dflt, int64_t 
                         mb_error *err)
 {
     int64_t v = 0;
-    MB_TRY(json_get_int(c, key, dflt, &v, err));
+    MB_TRY(in_config(json_get_int(c, key, dflt, &v, err), err));
     if (v < min || v > max)
         return mb_fail_at(err, MB_BAD_FORMAT, key, "config.json: %s is %lld, must be from %lld to %lld", key,
                           (long long)v, (long long)min, (long long)max);
@@ -31,12 +40,12 @@ mb_status config_int_or(const json_t *c, const char *key, int64_t dflt, int64_t 
 
 mb_status config_float_or(const json_t *c, const char *key, double dflt, double *out, mb_error *err)
 {
-    return json_get_double(c, key, dflt, out, err);
+    return in_config(json_get_double(c, key, dflt, out, err), err);
 }
 
 mb_status config_bool_or(const json_t *c, const char *key, bool dflt, bool *out, mb_error *err)
 {
-    return json_get_bool(c, key, dflt, out, err);
+    return in_config(json_get_bool(c, key, dflt, out, err), err);
 }
 
 mb_status config_read_common(struct model_spec *s, const json_t *c, mb_error *err)
@@ -52,6 +61,8 @@ mb_status config_read_common(struct model_spec *s, const json_t *c, mb_error *er
     MB_TRY(config_int_or(c, "head_dim", s->d_model / n_head, 2, 1024, &head_dim, err));
     MB_TRY(config_int_or(c, "max_position_embeddings", 4096, 1, 1 << 26, &s->n_context, err));
     MB_TRY(config_float_or(c, "rms_norm_eps", 1e-6, &eps, err));
+    if (!(eps >= 0 && eps <= 1))
+        return mb_fail_at(err, MB_BAD_FORMAT, "rms_norm_eps", "config.json: rms_norm_eps is %g, must be from 0 to 1", eps);
     if (n_head % n_head_kv != 0)
         return mb_fail(err, MB_BAD_FORMAT, "config.json: num_attention_heads %d is no multiple of num_key_value_heads %d",
                        n_head, n_head_kv);
@@ -144,20 +155,29 @@ int32_t model_spec_add_rope(struct model_spec *s, const struct rope_params *r)
     return s->n_ropes++;
 }
 
-/* End tokens: config.json and generation_config.json, each an id or a list (B-034; the tokenizer's own is added by the
- * waist, which knows it). */
-static void add_eos(struct model_spec *s, const json_t *v)
+static void add_eos_id(struct model_spec *s, int64_t id)
 {
-    if (json_is_array(v)) {
-        for (size_t i = 0; i < json_array_size(v); i++) add_eos(s, json_array_get(v, i));
-        return;
-    }
-    if (!json_is_integer(v)) return;
-    int64_t id = json_integer_value(v);
     if (id < 0 || id >= s->n_vocab) return;
     for (int i = 0; i < s->n_eos; i++)
         if (s->eos_ids[i] == id) return;
     if (s->n_eos < (int)(sizeof s->eos_ids / sizeof s->eos_ids[0])) s->eos_ids[s->n_eos++] = (int32_t)id;
+}
+
+/* End tokens: config.json and generation_config.json, each an id or a list (B-034; the tokenizer's own is added by the
+ * waist, which knows it). Anything else would leave a model that never ends. */
+static mb_status add_eos(struct model_spec *s, const json_t *c, const char *file, mb_error *err)
+{
+    const json_t *v = json_object_get(c, "eos_token_id");
+    if (!v || json_is_null(v)) return MB_OK;
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_integer(id))
+            return mb_fail_at(err, MB_BAD_FORMAT, "eos_token_id", "%s: eos_token_id must be a token id or a list of them",
+                              file);
+        add_eos_id(s, json_integer_value(id));
+    }
+    return MB_OK;
 }
 
 mb_status model_config_parse(struct model_spec *out, const json_t *config, const json_t *generation_config,
@@ -165,7 +185,8 @@ mb_status model_config_parse(struct model_spec *out, const json_t *config, const
 {
     memset(out, 0, sizeof *out);
     arena_init(&out->arena, (size_t)64 << 20);
-    const char *type = json_string_value(json_object_get(config, "model_type"));
+    const char *type;
+    MB_TRY(in_config(json_get_str(config, "model_type", NULL, &type, err), err));
     if (!type) return mb_fail_at(err, MB_BAD_FORMAT, "model_type", "config.json: model_type is missing");
     const struct arch_row *arch = arch_find(type);
     if (!arch)
@@ -179,11 +200,10 @@ mb_status model_config_parse(struct model_spec *out, const json_t *config, const
     if (st == MB_OK) st = arch->read(out, config, err);
     if (st == MB_OK) {
         model_spec_finish(out);
-        add_eos(out, json_object_get(config, "eos_token_id"));
-        const json_t *text = json_object_get(config, "text_config");
-        if (text) add_eos(out, json_object_get(text, "eos_token_id"));
-        if (generation_config) add_eos(out, json_object_get(generation_config, "eos_token_id"));
-        if (out->arena.failed) st = mb_fail(err, MB_NO_MEMORY, "out of memory while reading config.json");
+        st = add_eos(out, config, "config.json", err);
+        if (st == MB_OK) st = add_eos(out, json_object_get(config, "text_config"), "config.json", err);
+        if (st == MB_OK) st = add_eos(out, generation_config, "generation_config.json", err);
+        if (st == MB_OK && out->arena.failed) st = mb_fail(err, MB_NO_MEMORY, "out of memory while reading config.json");
         for (int i = 0; st == MB_OK && i < out->n_layer; i++)
             if (out->layers[i].i_kind < 0)
                 st = mb_fail(err, MB_UNSUPPORTED, "config.json: more than %d kinds of KV state", KV_MAX_KINDS);

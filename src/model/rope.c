@@ -48,9 +48,10 @@ static const struct { const char *name; enum rope_kind kind; } rope_names[] = {
 
 static mb_status read_kind(const json_t *scaling, enum rope_kind *out, mb_error *err)
 {
-    const char *type = json_string_value(json_object_get(scaling, "rope_type"));
-    if (!type) type = json_string_value(json_object_get(scaling, "type"));
-    if (!type) type = "default";
+    const json_t *v = json_object_get(scaling, "rope_type");
+    if (!v || json_is_null(v)) v = json_object_get(scaling, "type");
+    const char *type = !v || json_is_null(v) ? "default" : json_is_text(v) ? json_string_value(v) : NULL;
+    if (!type) return mb_fail_at(err, MB_BAD_FORMAT, "rope_scaling", "config.json: the type of rope_scaling must be a string");
     for (size_t i = 0; i < sizeof rope_names / sizeof rope_names[0]; i++)
         if (strcmp(type, rope_names[i].name) == 0) {
             *out = rope_names[i].kind;
@@ -68,7 +69,9 @@ mb_status rope_params_read(struct model_spec *s, const json_t *c, const char *th
     double partial = 1, factor = 0, original = 0, theta = 0;
     memset(out, 0, sizeof *out);
     const json_t *scaling = json_object_get(c, "rope_scaling");
-    if (!json_is_object(scaling)) scaling = json_object_get(c, "rope_parameters");
+    if (!scaling || json_is_null(scaling)) scaling = json_object_get(c, "rope_parameters");
+    if (scaling && !json_is_null(scaling) && !json_is_object(scaling))
+        return mb_fail_at(err, MB_BAD_FORMAT, "rope_scaling", "config.json: rope_scaling must be an object or null");
     MB_TRY(config_float_or(c, theta_key, 0, &theta, err));
     if (theta == 0 && json_is_object(scaling)) MB_TRY(config_float_or(scaling, "rope_theta", 0, &theta, err));
     out->theta = theta == 0 ? theta_default : theta;

@@ -1,0 +1,77 @@
+/* test_config.c: a config.json with values of wrong types or out of range is refused as a malformed file that names the
+ * key (MB_BAD_FORMAT), and what would be computed wrongly in silence is refused by name. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "model/spec.h"
+
+/* A small llama with one more pair, which wins over an earlier one of the same key. */
+static mb_status parse_with(const char *pair, const char *generation, mb_error *err)
+{
+    char text[640];
+    json_t *config, *gen = NULL;
+    struct model_spec spec;
+    int n = snprintf(text, sizeof text, "{\"model_type\":\"llama\",\"hidden_size\":64,\"num_hidden_layers\":1,\"vocab_size\":32,"
+                     "\"intermediate_size\":64,\"num_attention_heads\":2%s%s}", pair[0] ? "," : "", pair);
+    assert_int_equal(json_read(&config, text, (size_t)n, 0, err), MB_OK);
+    if (generation) assert_int_equal(json_read(&gen, generation, strlen(generation), 0, err), MB_OK);
+    mb_status st = model_config_parse(&spec, config, gen, err);
+    if (st == MB_OK) model_spec_free(&spec);
+    json_decref(config);
+    json_decref(gen);
+    return st;
+}
+
+static void test_wrong_values_are_refused(void **state)
+{
+    static const struct { const char *pair; mb_status st; const char *word; } rows[] = {
+        { "\"hidden_size\":\"64\"", MB_BAD_FORMAT, "config.json: hidden_size must be of type integer" },
+        { "\"hidden_size\":1000000000000000000000000000000", MB_BAD_FORMAT, "config.json: hidden_size" },
+        { "\"attention_bias\":1", MB_BAD_FORMAT, "config.json: attention_bias must be of type boolean" },
+        { "\"rope_theta\":[]", MB_BAD_FORMAT, "config.json: rope_theta must be of type number" },
+        { "\"model_type\":3", MB_BAD_FORMAT, "config.json: model_type must be of type string" },
+        { "\"model_type\":1000000000000000000000000000000", MB_BAD_FORMAT, "config.json: model_type must be of type string" },
+        { "\"rms_norm_eps\":-1", MB_BAD_FORMAT, "rms_norm_eps" }, { "\"rms_norm_eps\":1e300", MB_BAD_FORMAT, "rms_norm_eps" },
+        { "\"rope_scaling\":\"linear\"", MB_BAD_FORMAT, "rope_scaling must be an object" },
+        { "\"rope_scaling\":[]", MB_BAD_FORMAT, "rope_scaling must be an object" },
+        { "\"rope_scaling\":{\"rope_type\":3}", MB_BAD_FORMAT, "must be a string" },
+        { "\"eos_token_id\":\"2\"", MB_BAD_FORMAT, "config.json: eos_token_id" },
+        { "\"eos_token_id\":[1,[2]]", MB_BAD_FORMAT, "config.json: eos_token_id" },
+        { "\"hidden_act\":\"gelu\"", MB_UNSUPPORTED, "hidden_act is gelu" }, { "\"hidden_act\":3", MB_UNSUPPORTED, "hidden_act" },
+    };
+    mb_error err;
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        memset(&err, 0, sizeof err);
+        mb_status st = parse_with(rows[i].pair, NULL, &err);
+        if (st != rows[i].st || err.code != st || !strstr(err.text, rows[i].word))
+            fail_msg("%s: status %d, %s", rows[i].pair, (int)st, err.text);
+    }
+    assert_int_equal(parse_with("", "{\"eos_token_id\":true}", &err), MB_BAD_FORMAT);
+    assert_non_null(strstr(err.text, "generation_config.json: eos_token_id"));
+}
+
+static void test_usual_values_are_taken(void **state)
+{
+    static const char *const fine[] = { "", "\"eos_token_id\":null", "\"eos_token_id\":[1,2,-1,99]", "\"rope_scaling\":null",
+        "\"hidden_act\":\"silu\"", "\"hidden_act\":null", "\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}", "\"rms_norm_eps\":1e-5" };
+    mb_error err;
+    (void)state;
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++)
+        if (parse_with(fine[i], "{\"eos_token_id\":[1]}", &err) != MB_OK) fail_msg("%s: %s", fine[i], err.text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wrong_values_are_refused),
+        cmocka_unit_test(test_usual_values_are_taken),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
