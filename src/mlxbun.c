@@ -217,6 +217,33 @@ static struct sampler_value given(bool has, double v)
     return (struct sampler_value){ .v = v, .given = has };
 }
 
+static mb_status null_error(const char *name, mb_error *err)
+{
+    return mb_fail_at(err, MB_INVALID, name, "%s is NULL", name);
+}
+
+/* The bounds that requests over HTTP have. */
+static mb_status check_sampling(struct sampler_values *v, mb_error *err)
+{
+    size_t n;
+    const struct sampler_row *rows = sampler_rows(&n);
+    for (size_t i = 0; i < n; i++) {
+        const struct sampler_value *x = sampler_value_at(v, &rows[i]);
+        if (x->given) MB_TRY(sampler_row_check(&rows[i], x->v, true, err));
+    }
+    return MB_OK;
+}
+
+static mb_status check_stops(const mb_request *r, mb_error *err)
+{
+    if (r->n_stops < 0 || (r->n_stops > 0 && !r->stops))
+        return mb_fail_at(err, MB_INVALID, "stops", "stops must list n_stops strings");
+    for (int32_t i = 0; i < r->n_stops; i++)
+        if (!r->stops[i] || !r->stops[i][0])
+            return mb_fail_at(err, MB_INVALID, "stops", "stops[%d] is NULL or empty", (int)i);
+    return MB_OK;
+}
+
 static mb_status to_gen_request(const mb_request *r, struct gen_request *out, mb_error *err)
 {
     memset(out, 0, sizeof *out);
@@ -239,6 +266,8 @@ static mb_status to_gen_request(const mb_request *r, struct gen_request *out, mb
     out->sampling.top_k = given(r->has_top_k, r->top_k);
     out->sampling.min_p = given(r->has_min_p, r->min_p);
     out->sampling.repetition_penalty = given(r->has_repetition_penalty, r->repetition_penalty);
+    MB_TRY(check_sampling(&out->sampling, err));
+    MB_TRY(check_stops(r, err));
     out->sampling.seed = given(r->has_seed, (double)r->seed);
     out->sampling.seed.exact = r->seed;
     out->stops = r->stops;
@@ -254,7 +283,9 @@ static mb_status to_gen_request(const mb_request *r, struct gen_request *out, mb
 mb_status mb_generate(mb_engine *e, const mb_request *r, mb_gen **out, mb_error *err)
 {
     struct gen_request req;
+    if (!out) return null_error("out", err);
     *out = NULL;
+    if (!e) return null_error("e", err);
     MB_TRY(to_gen_request(r, &req, err));
     mb_gen *g = mb_calloc(1, sizeof *g);
     if (!g) return mb_fail(err, MB_NO_MEMORY, "out of memory");
@@ -325,7 +356,9 @@ mb_status mb_next(mb_gen *g, mb_event *out, mb_error *err)
 {
     /* The top list points into the event, which must outlive this call. */
     static _Thread_local struct gen_event ev;
+    if (!out) return null_error("out", err);
     memset(out, 0, sizeof *out);
+    if (!g) return null_error("g", err);
     if (g->done) return mb_fail(err, MB_NOT_FOUND, "the generation has ended");
     do {
         if (!gen_next(g->stream, -1, &ev)) return mb_fail(err, MB_INTERNAL, "no event");
@@ -364,8 +397,10 @@ mb_status mb_tokenize(mb_engine *e, const char *text, size_t len, bool special, 
     struct arena a;
     struct token_list list;
     struct encode_opts opt = { .add_special_tokens = special };
+    if (!ids || !n) return null_error(ids ? "n" : "ids", err);
     *ids = NULL;
     *n = 0;
+    if (!e || (!text && len > 0)) return null_error(e ? "text" : "e", err);
     arena_init(&a, 0);
     mb_status st = tokenizer_encode(gen_engine_tokenizer(e->gen), &a, text, len, &opt, &list, err);
     if (st == MB_OK) st = copy_ids(list.ids, list.n, ids, n, err);
@@ -377,8 +412,10 @@ mb_status mb_detokenize(mb_engine *e, const int32_t *ids, int32_t n, bool skip_s
                         mb_error *err)
 {
     struct buf b;
+    if (!text || !len) return null_error(text ? "len" : "text", err);
     *text = NULL;
     *len = 0;
+    if (!e || (!ids && n > 0)) return null_error(e ? "ids" : "e", err);
     if (n < 0) return mb_fail_at(err, MB_INVALID, "n", "n is negative");
     buf_init(&b, 0);
     mb_status st = tokenizer_decode(gen_engine_tokenizer(e->gen), ids, (size_t)n, skip_special, &b, err);
@@ -402,6 +439,7 @@ mb_status mb_render(mb_engine *e, const mb_request *r, char **text, size_t *len,
     if (len) *len = 0;
     if (ids) *ids = NULL;
     if (n) *n = 0;
+    if (!e) return null_error("e", err);
     MB_TRY(to_gen_request(r, &req, err));
     arena_init(&a, 0);
     mb_status st = gen_render(e->gen, &req, &a, &prompt, err);
@@ -420,6 +458,7 @@ mb_status mb_stats_get(mb_engine *e, mb_stats *out, mb_error *err)
     struct engine_stats s;
     if (!out || out->size != sizeof *out)
         return mb_fail_at(err, MB_INVALID, "size", "mb_stats.size must be sizeof(mb_stats) = %zu", sizeof *out);
+    if (!e) return null_error("e", err);
     struct engine_client c = gen_engine_client(e->gen);
     c.stats(c.ctx, &s);
     *out = (mb_stats){

@@ -58,7 +58,7 @@ static mb_status request_check(const struct gen_request *r, mb_error *err)
     if (r->n_choices < 1 || r->n_choices > GEN_MAX_CHOICES)
         return mb_fail_at(err, MB_INVALID, "n", "n must be at least 1 and at most %d", GEN_MAX_CHOICES);
     if (r->n_top_logprobs < 0 || r->n_top_logprobs > SAMPLE_MAX_TOP)
-        return mb_fail_at(err, MB_INVALID, "top_logprobs", "top_logprobs must be at most %d", SAMPLE_MAX_TOP);
+        return mb_fail_at(err, MB_INVALID, "top_logprobs", "top_logprobs must be from 0 to %d", SAMPLE_MAX_TOP);
     if (r->input == GEN_MESSAGES && !r->messages_json)
         return mb_fail_at(err, MB_INVALID, "messages", "messages are missing");
     if (r->input == GEN_IDS && r->n_ids < 1) return mb_fail_at(err, MB_INVALID, "ids", "the prompt has no token ids");
