@@ -133,7 +133,8 @@ void stream_error(struct gen_stream *s, mb_status status, const char *text, cons
 {
     struct gen_event ev = { .type = GEN_EV_ERROR };
     ev.u.error.status = status;
-    ev.u.error.at = at;
+    /* The engine knows no fields; a raw prompt has none called messages. */
+    ev.u.error.at = at && strcmp(at, "messages") == 0 && s->req.input != GEN_MESSAGES ? "prompt" : at;
     pthread_mutex_lock(&s->lock);
     if (!s->cancelled) {
         s->failed = true;

@@ -43,11 +43,17 @@ static const char *header(struct http_exchange *x, const char *name)
 }
 
 /* --- headers --- */
-static enum MHD_Result count_host(void *ctx, enum MHD_ValueKind kind, const char *key, const char *value)
+struct header_census {
+    int n_hosts, n_lengths;
+};
+
+static enum MHD_Result count_header(void *ctx, enum MHD_ValueKind kind, const char *key, const char *value)
 {
+    struct header_census *c = ctx;
     (void)kind;
     (void)value;
-    if (strcasecmp(key, "Host") == 0) (*(int *)ctx)++;
+    if (strcasecmp(key, "Host") == 0) c->n_hosts++;
+    if (strcasecmp(key, "Content-Length") == 0) c->n_lengths++;
     return MHD_YES;
 }
 
@@ -176,13 +182,18 @@ static bool check_body(struct http_exchange *x, size_t len, bool known)
 /* Everything that can be said from the headers alone; an answer is set when something is wrong. */
 static void check_headers(struct http_exchange *x, const char *method, const char *path, size_t len, bool known)
 {
-    int n_hosts = 0;
+    struct header_census n = { 0 };
     const char *host = header(x, "Host"), *expect = header(x, "Expect");
-    MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_host, &n_hosts);
+    MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_header, &n);
     const char *trace = header(x, "x-mlx-bun-trace-id");
     if (trace) snprintf(x->trace_id, sizeof x->trace_id, "%s", trace);
     set_request_id(x);
-    if (!host_check(x, host, n_hosts)) return;
+    if (n.n_lengths > 1) {
+        x->close = true;
+        http_reply_status(x, 400, NULL, NULL, "more than one Content-Length header");
+        return;
+    }
+    if (!host_check(x, host, n.n_hosts)) return;
     if (!origin_check(x, header(x, "Origin"), host)) return;
     if (preflight(x, method)) return;
     bool writes = strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0;
@@ -285,7 +296,7 @@ static enum MHD_Result answer(struct http_exchange *x)
     if (!r) return MHD_NO;
     add_headers(x, r);
     pthread_mutex_lock(&x->s->lock);
-    if (x->s->stopping) MHD_add_response_header(r, "Connection", "close");
+    if (x->s->stopping || x->close) MHD_add_response_header(r, "Connection", "close");
     pthread_mutex_unlock(&x->s->lock);
     x->answered = true;
     exchange_count(x->s, x->status);
@@ -324,7 +335,7 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *c, const c
     check_headers(x, method, path, len, known);
     conn_set(s, x->conn, CONN_BODY, body_deadline_ms(x, len, known));
     if (!has_answer(x)) return MHD_YES;
-    if (!body || header(x, "Expect") || (known && len > DISCARD_MAX_BYTES)) return answer(x);
+    if (!body || x->close || header(x, "Expect") || (known && len > DISCARD_MAX_BYTES)) return answer(x);
     x->discard = true;
     return MHD_YES;
 }

@@ -65,6 +65,7 @@ struct http_exchange {
     size_t body_counted;           /* bytes booked in server.body_memory */
     size_t n_discarded;
     bool discard, dispatched, answered;
+    bool close;              /* where this request ends is in doubt: nothing after it on this connection */
 
     /* the answer; guarded by lock */
     bool suspended, reply_ready, stream_open, stream_end, gone, hung_up, fin, cut;

@@ -367,6 +367,13 @@ static void test_b151_host(void **state)
     http_get(&r, "GET", "/health", "Host: a\r\nHost: localhost\r\n", &a);
     assert_int_equal(a.status, 400);
     answer_free(&a);
+    /* Two lengths: which bytes are the body is in doubt, so nothing that follows is read as a request. */
+    static const char two[] = "POST " CHAT " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 40\r\n\r\n{}"
+                              "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    http_raw(&r, two, sizeof two - 1, &a);
+    assert_int_equal(a.status, 400);
+    assert_non_null(strstr(a.raw.data, "Connection: close"));
+    answer_free(&a);
     check_alive(&r);
     srig_close(&r);
 
@@ -1038,6 +1045,13 @@ static void test_context_length(void **state)
         json_t *v = answer_json(&a);
         assert_int_equal(a.status, 400);
         assert_string_equal(json_str_at(v, "error.code"), "context_length_exceeded");
+        assert_string_equal(json_str_at(v, "error.param"), "messages");
+        json_decref(v);
+        answer_free(&a);
+        snprintf(body, sizeof body, "{\"prompt\":\"%0500d\",\"stream\":%s}", 0, stream ? "true" : "false");
+        http_post(&r, "/v1/completions", body, &a);
+        v = answer_json(&a);
+        assert_string_equal(json_str_at(v, "error.param"), "prompt");
         json_decref(v);
         answer_free(&a);
     }

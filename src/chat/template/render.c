@@ -54,7 +54,8 @@ struct tv render_fail(struct render *r, mb_status code, const char *fmt, ...)
     va_end(ap);
     r->status = code;
     if (code == MB_TEMPLATE) mb_fail(r->err, code, "%s", text); /* the template's own words */
-    else mb_fail(r->err, code, "chat template, line %d: %s", r->line, text);
+    else if (r->line > 0) mb_fail(r->err, code, "chat template, line %d: %s", r->line, text);
+    else mb_fail(r->err, code, "%s", text); /* before the template ran: about what it was given */
     return tv_undef(NULL);
 }
 
