@@ -1,8 +1,9 @@
 /* mlxbun.h: libmlxbun, the C library of mlx-bun: load a checkpoint in MLX format, generate, score, tokenize, render,
- * convert, serve.
+ * convert.
  *
- * Handles are opaque; every public struct begins with its own size (`size = sizeof(struct ...)`), zero means default, so
- * that a program built against an older header keeps working. Results go through out-parameters that are NULL or zero
+ * Handles are opaque; every public struct begins with its own size (`size = sizeof(struct ...)`), zero means default. A
+ * struct of another size than this library's is refused by name, never misread: rebuild against the header you link.
+ * Results go through out-parameters that are NULL or zero
  * on failure. No function exits, aborts, or prints (log lines go to the sink of mb_set_log, stderr by default).
  * Threads: an mb_engine may be used from any number of threads; an mb_gen belongs to one thread at a time.
  * Determinism: the same request gives the same bits, whatever else runs (docs/numerics.md).
@@ -83,7 +84,7 @@ typedef struct mb_request {
     uint64_t seed;
     const char *const *stops;  /* n_stops strings, not empty */
     int32_t n_stops;
-    int32_t n_top_logprobs;    /* 0..11 */
+    int32_t n_top_logprobs;    /* 0..20 */
     bool ignore_eos;
     bool score;                /* with ids or text: no generation, one MB_EV_SCORE per position */
 } mb_request;

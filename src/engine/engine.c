@@ -147,7 +147,9 @@ static mb_status enqueue(struct engine *e, struct run *r, uint64_t *id, mb_error
 {
     if (e->dead) return mb_fail(err, MB_ENGINE_DEAD, "the engine has stopped; the server must be restarted");
     if (e->stopping) return mb_fail(err, MB_BUSY, "the server is shutting down");
-    if (e->n_waiting >= e->opt.queue_max)
+    /* What idle slots will take at once does not wait: a burst is not refused before the engine has looked. */
+    int32_t n_idle = e->opt.batch - e->published.active_rows;
+    if (e->n_waiting >= e->opt.queue_max + (n_idle > 0 ? n_idle : 0))
         return mb_fail(err, MB_BUSY, "%d requests are waiting already; try again later", (int)e->n_waiting);
     r->id = e->next_id++;
     r->counted = true;
