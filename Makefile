@@ -22,7 +22,7 @@ LIBS    := libmicrohttpd jansson libpcre2-8 libutf8proc libcrypto libxxhash sqli
 PKG_CFLAGS = $(shell pkg-config --cflags $(LIBS))
 PKG_LIBS   = $(shell pkg-config --libs $(LIBS)) -lpthread -lm -ldl
 
-WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter $(if $(CI),-Werror)
+WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter $(if $(CI),$(if $(SAN),,-Werror))
 OPT     ?= -O2
 CFLAGS  += $(OPT) -g -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-strict-aliasing $(WARN) -MMD -MP
 CFLAGS  += -D_GNU_SOURCE -DMB_VERSION='"$(VERSION)"' -Iinclude -Isrc

@@ -3,8 +3,8 @@
  *
  * Handles are opaque; every public struct begins with its own size (`size = sizeof(struct ...)`), zero means default. A
  * struct of another size than this library's is refused by name, never misread: rebuild against the header you link.
- * Results go through out-parameters that are NULL or zero
- * on failure. No function exits, aborts, or prints (log lines go to the sink of mb_set_log, stderr by default).
+ * Results go through out-parameters that are NULL or zero on failure. No function exits, aborts, or prints (log lines go
+ * to the sink of mb_set_log, stderr by default).
  * Threads: an mb_engine may be used from any number of threads; an mb_gen belongs to one thread at a time.
  * Determinism: the same request gives the same bits, whatever else runs (docs/numerics.md).
  */

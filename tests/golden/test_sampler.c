@@ -145,7 +145,7 @@ static int32_t bias_read(const json_t *map, struct logit_bias *bias)
 {
     int32_t n = 0;
     for (int32_t id = 0; id < N_VOCAB; id++) { /* sorted by id */
-        char key[8];
+        char key[16];
         snprintf(key, sizeof key, "%d", (int)id);
         const json_t *v = json_object_get(map, key);
         if (v) bias[n++] = (struct logit_bias){ id, (float)json_number_value(v) };
