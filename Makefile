@@ -66,11 +66,13 @@ deps:
 build: $(BUILD)/mlx-bun $(BUILD)/libmlxbun.so
 
 std = -std=c17
+# Fuzzers drive parsers: there the kernels are built quickly and without instrumentation.
+kernel_opt := $(if $(filter fuzz,$(SAN)),-O1 -fno-sanitize=all,-O3)
 $(BUILD)/obj/base/%.o $(BUILD)/obj/ops/cpu/%.o: std = -std=gnu17
-$(BUILD)/obj/ops/cpu/avx2/%.o: level = -O3 -mavx2 -mfma -mf16c
-$(BUILD)/obj/ops/cpu/avx512/%.o: level = -O3 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-$(BUILD)/obj/ops/cpu/amx/%.o: level = -O3 -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
-$(BUILD)/obj/ops/cpu/portable/%.o: level = -O3
+$(BUILD)/obj/ops/cpu/avx2/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c
+$(BUILD)/obj/ops/cpu/avx512/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+$(BUILD)/obj/ops/cpu/amx/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
+$(BUILD)/obj/ops/cpu/portable/%.o: level = $(kernel_opt)
 
 # One short line a file; `make V=1` shows the commands.
 Q := $(if $(V),,@)
@@ -83,7 +85,7 @@ $(BUILD)/obj/%.o: src/%.c
 $(BUILD)/obj/ops/cpu/portable-fma/%.o: src/ops/cpu/portable/%.c
 	@mkdir -p $(@D)
 	$(call say,CC )
-	$(Q)$(CC) -std=gnu17 $(CFLAGS) -O3 -mfma -DMB_PORTABLE_FMA=1 -c $< -o $@
+	$(Q)$(CC) -std=gnu17 $(CFLAGS) $(kernel_opt) -mfma -DMB_PORTABLE_FMA=1 -c $< -o $@
 
 $(BUILD)/libmlxbun.a: $(LIB_OBJS)
 	@rm -f $@

@@ -72,10 +72,10 @@ tsan: ## server, scheduler and thread pool with the thread sanitizer
 	@tools/timed tsan $(SUB) BUILD=build-tsan SAN=tsan OPT=-O1 sanitized
 	@$(RUN) total build-tsan
 fuzz: ## libFuzzer, FUZZ_S=30 seconds a target, two at a time; finds join tests/fuzz/corpus
-	@tools/timed fuzz $(SUB) BUILD=build-fuzz SAN=fuzz CC=$(CLANG) fuzzed
+	@tools/timed fuzz $(SUB) BUILD=build-fuzz SAN=fuzz OPT=-O1 CC=$(CLANG) fuzzed
 	@$(RUN) total build-fuzz
 alloc-fail: ## a build with fault points: tests of faults, then replays and marked C tests with failing allocations
-	@tools/timed alloc-fail $(SUB) BUILD=build-faults SAN=asan FAULTS=1 allocs-failed
+	@tools/timed alloc-fail $(SUB) BUILD=build-faults SAN=asan FAULTS=1 OPT=-O1 allocs-failed
 	@$(RUN) total build-faults
 
 .PHONY: sanitized fuzzed allocs-failed
