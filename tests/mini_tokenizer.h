@@ -58,6 +58,8 @@ static inline void mini_finish(struct buf *b, const struct mini_parts *p, const 
     buf_append_str(b, "},\"merges\":[");
     buf_append(b, list->data, list->len);
     buf_append_str(b, "]}}");
+    if (vocab->failed != MB_OK) b->failed = vocab->failed; /* the text lacks a part: the caller must not use it */
+    if (list->failed != MB_OK) b->failed = list->failed;
 }
 
 static inline void mini_byte_level(struct buf *b, const struct mini_parts *p)
