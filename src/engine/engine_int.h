@@ -52,6 +52,7 @@ struct sequence {
     struct seq_snap *snaps;        /* [cap_snaps] */
     int32_t n_snaps, cap_snaps;
     int32_t n_promised;            /* tokens promised by the tree */
+    int32_t n_scored;              /* JOB_SCORE: positions below were told; a preempted row computes them again, silently */
 
     bool in_flight;                /* a row of the step being computed is its */
     bool undelivered;              /* a drawn id waits for the filter */

@@ -162,9 +162,15 @@ static int32_t score_feed_end(const struct sequence *s)
     return span_start(s->run->job, last) == last ? last : s->n_ids;
 }
 
+/* First position whose prediction is still to be told. */
+static int32_t score_from(const struct sequence *s)
+{
+    return s->n_scored > s->run->job->n_score_from ? s->n_scored : s->run->job->n_score_from;
+}
+
 static bool score_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
-    int32_t from = span_start(s->run->job, s->run->job->n_score_from), first = s->st.n_committed, covered;
+    int32_t from = span_start(s->run->job, score_from(s)), first = s->st.n_committed, covered;
     int32_t last = score_feed_end(s), stop = first < from && from < last ? from : last;
     bool draws = first >= from;
     int32_t room = e->n_draw_max - st->n_draws - (e->opt.batch - st->n_rows - 1);
@@ -206,8 +212,9 @@ static void score_deliver(struct engine *e, struct sequence *s, struct step *st,
     }
     for (int32_t i = 0; i < row_n_draw(r); i++) {
         int32_t at = r->i_first + i;
-        if (at >= s->run->job->n_score_from && at + 1 < s->n_ids)
-            f->on_score(f->ctx, at + 1, &st->draws[st->i_draw[i_row] + i]);
+        if (at < score_from(s) || at + 1 >= s->n_ids) continue;
+        f->on_score(f->ctx, at + 1, &st->draws[st->i_draw[i_row] + i]);
+        s->n_scored = at + 1;
     }
     if (s->end != END_NONE) seq_finish(e, s, s->end, MB_OK, NULL);
 }
