@@ -184,7 +184,7 @@ static mb_status tensor_size(struct cursor *c, struct gguf_tensor *t)
     return MB_OK;
 }
 
-/* For now t->data is the offset in the data part, as a number. */
+/* Until the file is mapped, t->data is the offset in the data part, as a number. */
 static mb_status take_tensor(struct cursor *c, struct gguf *g, struct gguf_tensor *t)
 {
     uint32_t n_dim, type;

@@ -90,7 +90,7 @@ static mb_status read_offsets(struct header_reader *h, const json_t *info, uint6
     return MB_OK;
 }
 
-/* For now t->data holds the first byte as a number: the offset inside the data part. */
+/* Until the file is mapped, t->data holds the first byte as a number: the offset inside the data part. */
 static mb_status read_tensor(struct header_reader *h, const char *name, const json_t *info, struct tensor_view *t)
 {
     uint64_t first = 0, end = 0, span = 0;

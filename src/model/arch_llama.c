@@ -35,7 +35,6 @@ static mb_status read_llama_like(struct model_spec *s, const json_t *c, double t
     return config_read_layer_types(s, c, window, err);
 }
 
-/* Yarn with mscale_all_dim scales the attention too (mlx_lm.models.rope_utils). */
 mb_status arch_read_llama(struct model_spec *s, const json_t *c, mb_error *err)
 {
     bool bias = false;

@@ -69,7 +69,7 @@ mb_status config_read_common(struct model_spec *s, const json_t *c, mb_error *er
     if (head_dim % 2 != 0)
         return mb_fail(err, MB_BAD_FORMAT, "config.json: head_dim %d must be even", head_dim);
     s->norm_eps = (float)eps;
-    s->embed_scale = s->residual_scale = s->logit_scale = 1.0f;
+    s->embed_scale = 1.0f;
     s->layers = arena_alloc_array(&s->arena, (size_t)s->n_layer, sizeof *s->layers);
     if (!s->layers) return mb_fail(err, MB_NO_MEMORY, "out of memory for %d layers", s->n_layer);
     for (int i = 0; i < s->n_layer; i++) {

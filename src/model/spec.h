@@ -56,11 +56,8 @@ struct model_spec {
     float norm_eps;
     bool norm_plus_one;              /* gemma: weight + 1 */
     bool post_norms;                 /* gemma: norms after attention and MLP, before the residual add */
-    bool norm_only_post;             /* olmo2: no pre-norm */
     enum glu_kind glu;
     float embed_scale;               /* 1 = none */
-    float residual_scale;            /* granite; 1 = none */
-    float logit_scale;               /* granite, cohere; 1 = none */
     float logit_softcap;             /* 0 = none */
     bool tied_head;
     bool attn_bias_qkv, attn_bias_o, mlp_bias;

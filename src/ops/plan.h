@@ -51,7 +51,7 @@ enum step_op {
 #define PLAN_MAX_BUFS 64
 #define PLAN_MAX_BOUNDARY 8
 
-enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH, GLU_GELU_ERF };
+enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH };
 
 /* A packed weight, owned by the backend that packed it. n, k are public; the rest is the backend's. Where weights may
  * be offloaded, a backend acquires and releases it around the step that uses it. */

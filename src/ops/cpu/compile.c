@@ -30,7 +30,7 @@ static size_t take(size_t *off, size_t bytes)
 }
 
 /* Lay everything out; base NULL: count only. c may then be a scratch struct. */
-static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, int32_t n_rows_max, uint8_t *base)
+static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, uint8_t *base)
 {
     size_t off = 0, at;
     for (int i = 0; i < p->n_bufs; i++) {
@@ -59,7 +59,6 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, i
         at = take(&off, c->thread_scratch_bytes);
         if (base) c->thread_scratch[t] = base + at;
     }
-    (void)n_rows_max;
     return off;
 }
 
@@ -67,7 +66,7 @@ size_t cpu_scratch_bytes(struct device *d, const struct plan *p, const struct co
 {
     struct compiled c;
     memset(&c, 0, sizeof c);
-    return lay_out(&c, p, pool_n_threads(d->pool), opt->n_rows_max, NULL);
+    return lay_out(&c, p, pool_n_threads(d->pool), NULL);
 }
 
 static cpu_step_fn step_function(enum step_op op)
@@ -97,7 +96,7 @@ mb_status cpu_compile(struct device *d, const struct plan *p, const struct compi
         cpu_compiled_free(c);
         return st;
     }
-    lay_out(c, p, n_threads, opt->n_rows_max, c->block);
+    lay_out(c, p, n_threads, c->block);
     for (int32_t i = 0; i < p->n_steps; i++) {
         c->steps[i].s = &p->steps[i];
         c->steps[i].run = step_function(p->steps[i].op);
