@@ -136,7 +136,7 @@ mb_status import_spm_merges(struct import *im, const struct import_vocab *v, jso
     for (int64_t i = 0; ok && i < v->n; i++)
         if (v->scores[i] == v->scores[i] && v->pieces[i].len <= 65535) ok = cuts_add(&t, i, &l);
     if (ok) {
-        qsort(l.items, l.n, sizeof *l.items, by_rank);
+        if (l.n > 0) qsort(l.items, l.n, sizeof *l.items, by_rank);
         *merges = merges_json(v, &l);
     }
     mb_free(l.items);
