@@ -20,6 +20,23 @@
 
 enum gen_input { GEN_MESSAGES = 0, GEN_TEXT, GEN_IDS };
 enum given_bool { GIVEN_NONE = 0, GIVEN_FALSE, GIVEN_TRUE };
+enum gen_tool_choice { TOOLS_AUTO = 0, TOOLS_NONE, TOOLS_REQUIRED, TOOLS_NAMED };
+enum gen_constraint_kind {
+    CONSTRAINT_NONE = 0,
+    CONSTRAINT_JSON_OBJECT, /* any JSON object */
+    CONSTRAINT_JSON_SCHEMA, /* text: the schema */
+    CONSTRAINT_REGEX,       /* text: the expression, matched whole */
+    CONSTRAINT_GRAMMAR,     /* text: EBNF */
+    CONSTRAINT_CHOICE       /* text: JSON array of strings */
+};
+
+/* What the answer (after the reasoning) must be. */
+struct gen_constraint {
+    enum gen_constraint_kind kind;
+    const char *text;
+    bool strict; /* a part that cannot be enforced fails the request (400 by name); else it goes into the prompt, with a
+                    warning that names it (design.md section 6) */
+};
 
 /* Strings are borrowed until gen_start returns (it copies what it needs). */
 struct gen_request {
@@ -28,6 +45,11 @@ struct gen_request {
     const char *tools_json;          /* array text or NULL */
     const char *template_kwargs_json; /* object text or NULL */
     enum given_bool thinking;        /* after the precedence of API-132; GIVEN_NONE: the template's own */
+    int32_t thinking_budget;         /* reasoning tokens after which the thought is closed; 0 = no limit */
+    enum gen_tool_choice tool_choice; /* of tools_json; REQUIRED and NAMED are enforced by a grammar */
+    const char *tool_name;           /* TOOLS_NAMED */
+    enum given_bool parallel_tools;  /* GIVEN_FALSE: at most one call */
+    struct gen_constraint constraint;
     enum given_bool continue_final;  /* continue the last assistant message instead of opening a new one */
     struct str text;                 /* GEN_TEXT: raw prompt, tokenised with the tokenizer's BOS rule */
     const int32_t *ids;              /* GEN_IDS */
