@@ -64,7 +64,7 @@ mb_status api_tokenize(struct buf *out, const struct engine_client *client, cons
     return st;
 }
 
-static mb_status read_ids(const json_t *list, struct arena *a, int32_t **ids, mb_error *err)
+static mb_status read_ids(const json_t *list, const struct engine_client *client, struct arena *a, int32_t **ids, mb_error *err)
 {
     size_t n = json_array_size(list);
     *ids = arena_alloc_array(a, n + 1, sizeof **ids);
@@ -73,7 +73,10 @@ static mb_status read_ids(const json_t *list, struct arena *a, int32_t **ids, mb
         const json_t *x = json_array_get(list, i);
         if (!json_is_integer(x) || json_integer_value(x) < 0 || json_integer_value(x) > INT32_MAX)
             return mb_fail_at(err, MB_INVALID, "tokens", "tokens[%zu] must be a token id", i);
+        size_t piece_len;
         (*ids)[i] = (int32_t)json_integer_value(x);
+        if (!client->piece(client->ctx, (*ids)[i], &piece_len))
+            return mb_fail_at(err, MB_INVALID, "tokens", "tokens[%zu] is %d: the vocabulary has no such id", i, (int)(*ids)[i]);
     }
     return MB_OK;
 }
@@ -86,7 +89,7 @@ static mb_status detokenize(struct buf *out, const struct engine_client *client,
     int32_t *ids;
     if (!json_is_array(list)) return field_type_error("tokens", "list", err);
     MB_TRY(field_bool(v, "skip_special_tokens", &skip, err));
-    MB_TRY(read_ids(list, a, &ids, err));
+    MB_TRY(read_ids(list, client, a, &ids, err));
     struct buf b;
     buf_init(&b, 0);
     mb_status st = client->detokenize(client->ctx, ids, (int32_t)json_array_size(list), skip, &b, err);

@@ -68,25 +68,30 @@ static bool put(struct http_exchange *x, struct buf *out, const void *data, size
     return false;
 }
 
-static bool decode_gzip(struct http_exchange *x, struct buf *out)
+/* One inflate call after another until the members are all read: a gzip file is one or more of them (RFC 1952). */
+static bool inflate_members(struct http_exchange *x, z_stream *z, struct buf *out)
 {
     unsigned char chunk[16384];
+    for (;;) {
+        z->next_out = chunk;
+        z->avail_out = sizeof chunk;
+        int rc = inflate(z, Z_NO_FLUSH);
+        bool full = z->avail_out == 0;
+        if (rc != Z_OK && rc != Z_STREAM_END) return broken(x); /* Z_BUF_ERROR: cut off */
+        if (!put(x, out, chunk, sizeof chunk - z->avail_out)) return false;
+        if (rc == Z_STREAM_END && z->avail_in == 0) return true;
+        if (rc == Z_STREAM_END && inflateReset(z) != Z_OK) return broken(x);
+        if (rc == Z_OK && z->avail_in == 0 && !full) return broken(x); /* cut off */
+    }
+}
+
+static bool decode_gzip(struct http_exchange *x, struct buf *out)
+{
     z_stream z = { 0 };
-    int rc = Z_OK;
     if (inflateInit2(&z, 15 + 32) != Z_OK) return broken(x);
     z.next_in = (unsigned char *)x->body.data;
     z.avail_in = (uInt)x->body.len;
-    bool ok = true;
-    while (ok && rc != Z_STREAM_END) {
-        z.next_out = chunk;
-        z.avail_out = sizeof chunk;
-        rc = inflate(&z, Z_NO_FLUSH);
-        if (rc != Z_OK && rc != Z_STREAM_END) ok = broken(x);
-        else if (rc == Z_OK && z.avail_in == 0 && z.avail_out == sizeof chunk) ok = broken(x);
-        else ok = put(x, out, chunk, sizeof chunk - z.avail_out);
-        if (ok && rc == Z_OK && z.avail_in == 0 && z.avail_out > 0) ok = broken(x); /* cut off */
-    }
-    if (ok && z.avail_in > 0) ok = broken(x);
+    bool ok = inflate_members(x, &z, out);
     inflateEnd(&z);
     return ok;
 }
