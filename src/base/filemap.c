@@ -183,7 +183,7 @@ static mb_status sync_folder(const char *path, mb_error *err)
     return status;
 }
 
-mb_status file_write_atomic(const char *path, const void *data, size_t len, mb_error *err)
+static mb_status write_new(const char *path, const void *data, size_t len, bool durable, mb_error *err)
 {
     static atomic_uint counter; /* two threads may write the same path; each has its own temporary name */
     char temp[PATH_MAX];
@@ -193,14 +193,24 @@ mb_status file_write_atomic(const char *path, const void *data, size_t len, mb_e
     int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (fd < 0) return mb_fail_errno(err, "create", temp);
     mb_status status = write_all(fd, data, len, temp, err);
-    if (status == MB_OK && fsync(fd) != 0) status = mb_fail_errno(err, "sync", temp);
+    if (status == MB_OK && durable && fsync(fd) != 0) status = mb_fail_errno(err, "sync", temp);
     if (close(fd) != 0 && status == MB_OK) status = mb_fail_errno(err, "close", temp);
     if (status == MB_OK && rename(temp, path) != 0) status = mb_fail_errno(err, "rename to", path);
     if (status != MB_OK) {
         unlink(temp);
         return status;
     }
-    return sync_folder(path, err);
+    return durable ? sync_folder(path, err) : MB_OK;
+}
+
+mb_status file_write_atomic(const char *path, const void *data, size_t len, mb_error *err)
+{
+    return write_new(path, data, len, true, err);
+}
+
+mb_status file_write_replace(const char *path, const void *data, size_t len, mb_error *err)
+{
+    return write_new(path, data, len, false, err);
 }
 
 /* --- names --- */

@@ -22,6 +22,8 @@ void filemap_prefetch(const struct filemap *m, size_t off, size_t len);
 mb_status file_read(struct buf *b, const char *path, size_t limit_bytes, mb_error *err);
 /* Write atomically (see above), mode 0644. */
 mb_status file_write_atomic(const char *path, const void *data, size_t len, mb_error *err);
+/* The same without waiting for the disk: for caches whose readers check what they find. */
+mb_status file_write_replace(const char *path, const void *data, size_t len, mb_error *err);
 bool file_exists(const char *path); /* regular file or link to one */
 bool dir_exists(const char *path);
 /* mkdir -p. */

@@ -2,8 +2,7 @@
  *
  * A word becomes symbols (ids of its characters), then the pair of lowest rank, leftmost first, is merged until none
  * is left. Short words scan for the best pair; long ones (a run of 200,000 letters is one word) keep the pairs in a
- * heap over a linked list, n log n. Byte-level vocabularies work on plain bytes: the alphabet was applied to the
- * tables at load. Short words of one encode are remembered in a direct-mapped cache, a line of memory each.
+ * heap over a linked list, n log n. Most words never come here: words.c knows them.
  * SentencePiece-like vocabularies have no pre-tokeniser; when no merge spans "x\u2581" the text is cut before
  * each U+2581, which cannot change the result and keeps words short.
  */
@@ -15,202 +14,25 @@
 
 static const char meta[] = "\xE2\x96\x81";
 
-/* --- tables --- */
-
-static uint32_t pair_hash(int32_t left, int32_t right)
-{
-    uint64_t k = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    k *= 0x9E3779B97F4A7C15u;
-    return (uint32_t)((k ^ k >> 29) * 0xBF58476D1CE4E5B9u >> 32);
-}
-
-static const struct merge_slot *merge_find(const struct bpe *b, int32_t left, int32_t right)
-{
-    uint32_t mask = b->n_slots - 1;
-    for (uint32_t i = pair_hash(left, right) & mask;; i = (i + 1) & mask) {
-        const struct merge_slot *m = &b->slots[i];
-        if (m->left == left && m->right == right) return m;
-        if (m->left < 0) return NULL;
-    }
-}
-
-static bool slots_grow(struct bpe *b)
-{
-    uint32_t n = b->n_slots ? b->n_slots * 2 : 1024, n_old = b->n_slots;
-    struct merge_slot *slots = mb_alloc(n * sizeof *slots), *old = b->slots;
-    if (!slots) return false;
-    memset(slots, 0xFF, n * sizeof *slots);
-    for (uint32_t i = 0; i < n_old; i++) {
-        if (old[i].left < 0) continue;
-        uint32_t k = pair_hash(old[i].left, old[i].right) & (n - 1);
-        while (slots[k].left >= 0) k = (k + 1) & (n - 1);
-        slots[k] = old[i];
-    }
-    mb_free(old);
-    b->slots = slots;
-    b->n_slots = n;
-    return true;
-}
-
-static bool merge_put(struct bpe *b, struct merge_slot m)
-{
-    if ((b->n_used + 1) * 5 > b->n_slots * 3 && !slots_grow(b)) return false;
-    uint32_t mask = b->n_slots - 1, i = pair_hash(m.left, m.right) & mask;
-    while (b->slots[i].left >= 0 && !(b->slots[i].left == m.left && b->slots[i].right == m.right)) i = (i + 1) & mask;
-    if (b->slots[i].left < 0) b->n_used++;
-    b->slots[i] = m; /* the same pair twice: the later rank counts */
-    return true;
-}
-
-/* Merges wait in a queue, so that the three look-ups of each do not wait for memory one by one: half a million of
- * them is what loading a large tokenizer.json takes its time for. */
-#define N_QUEUE 16
-struct queued_merge {
-    struct buf text;   /* left, right, result, one behind the other */
-    size_t len[3];
-    uint32_t hash[3];
-    uint32_t rank;
-};
-struct merge_loader {
-    struct bpe *b;
-    const struct vocab *v;
-    struct queued_merge queue[N_QUEUE];
-    size_t n;
-};
-
-/* Does s hold a U+2581 behind another character? */
-static bool spans_meta(const char *s, size_t n)
-{
-    for (size_t i = 1; i + 3 <= n; i++)
-        if (memcmp(s + i, meta, 3) == 0 && !(i >= 3 && memcmp(s + i - 3, meta, 3) == 0)) return true;
-    return false;
-}
-
-static mb_status take_merge(struct merge_loader *l, const struct queued_merge *q, mb_error *err)
-{
-    const char *s = q->text.data ? q->text.data : "", *all = s + q->len[0] + q->len[1];
-    struct merge_slot m = { vocab_find_hashed(l->v, q->hash[0], s, q->len[0]),
-                            vocab_find_hashed(l->v, q->hash[1], s + q->len[0], q->len[1]), q->rank,
-                            vocab_find_hashed(l->v, q->hash[2], all, q->len[2]) };
-    if (m.left < 0 || m.right < 0 || m.id < 0)
-        return mb_fail(err, MB_BAD_FORMAT, "tokenizer.json: model.merges[%u]: its %s is not in model.vocab", q->rank,
-                       m.left < 0 ? "left piece" : m.right < 0 ? "right piece" : "result");
-    if (l->b->cut_meta && spans_meta(all, q->len[2])) l->b->cut_meta = false;
-    if (!merge_put(l->b, m)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
-    return MB_OK;
-}
-
-static mb_status take_queue(struct merge_loader *l, mb_error *err)
-{
-    size_t n = l->n;
-    l->n = 0;
-    for (int step = 1; step < 3; step++)
-        for (size_t i = 0; i < n; i++)
-            for (int k = 0; k < 3; k++) vocab_prefetch(l->v, l->queue[i].hash[k], step);
-    for (size_t i = 0; i < n; i++) MB_TRY(take_merge(l, &l->queue[i], err));
-    return MB_OK;
-}
-
-static mb_status load_merge(void *ctx, uint32_t i, struct str left, struct str right, mb_error *err)
-{
-    struct merge_loader *l = ctx;
-    struct queued_merge *q = &l->queue[l->n];
-    size_t skip = l->b->prefix.len <= right.len ? l->b->prefix.len : right.len;
-    buf_clear(&q->text);
-    buf_append(&q->text, left.ptr, left.len);
-    buf_append(&q->text, right.ptr, right.len);
-    buf_append(&q->text, left.ptr, left.len);
-    buf_append(&q->text, right.ptr + skip, right.len - skip);
-    MB_TRY(buf_status(&q->text, "model.merges", err));
-    q->rank = i;
-    q->len[0] = left.len;
-    q->len[1] = right.len;
-    q->len[2] = left.len + right.len - skip;
-    const char *s = q->text.data ? q->text.data : "";
-    for (size_t k = 0, at = 0; k < 3; at += q->len[k++]) {
-        q->hash[k] = text_hash(s + at, q->len[k]);
-        vocab_prefetch(l->v, q->hash[k], 0);
-    }
-    return ++l->n == N_QUEUE ? take_queue(l, err) : MB_OK;
-}
-
-static mb_status load_merges(struct bpe *b, const struct vocab *v, struct str merges, mb_error *err)
-{
-    struct merge_loader l = { .b = b, .v = v };
-    for (size_t i = 0; i < N_QUEUE; i++) buf_init(&l.queue[i].text, TOKENIZER_MAX_FILE);
-    mb_status st = scan_merges(merges, load_merge, &l, err);
-    if (st == MB_OK) st = take_queue(&l, err);
-    for (size_t i = 0; i < N_QUEUE; i++) buf_free(&l.queue[i].text);
-    return st;
-}
-
-static void load_units(struct bpe *b, const struct vocab *v)
-{
-    for (int i = 0; i < 256; i++) {
-        char s[8];
-        snprintf(s, sizeof s, "<0x%02X>", (unsigned)i);
-        b->byte_id[i] = vocab_find(v, s, 6);
-        uint32_t cp = b->raw ? byte_to_char((uint8_t)i) : (uint32_t)i;
-        size_t n = 1;
-        s[0] = (char)cp;
-        if (cp >= 0x80) {
-            s[0] = (char)(0xC0 | cp >> 6);
-            s[1] = (char)(0x80 | (cp & 0x3F));
-            n = 2;
-        }
-        b->unit_id[i] = vocab_find(v, s, n);
-    }
-}
-
-mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, const json_t *model, struct str merges,
-                   bool raw, mb_error *err)
-{
-    static const char section[] = "model";
-    struct str unk;
-    b->raw = raw;
-    MB_TRY(step_str(model, section, "unk_token", mem, &unk, err));
-    MB_TRY(step_str(model, section, "continuing_subword_prefix", mem, &b->prefix, err));
-    MB_TRY(step_str(model, section, "end_of_word_suffix", mem, &b->suffix, err));
-    MB_TRY(step_bool(model, section, "fuse_unk", false, &b->fuse_unk, err));
-    MB_TRY(step_bool(model, section, "byte_fallback", false, &b->byte_fallback, err));
-    MB_TRY(step_bool(model, section, "ignore_merges", false, &b->ignore_merges, err));
-    b->unk_id = unk.ptr ? vocab_find(v, unk.ptr, unk.len) : -1;
-    b->has_unk = b->unk_id >= 0;
-    b->cut_meta = !raw && !b->ignore_merges && !b->prefix.len && !b->suffix.len && vocab_find(v, meta, 3) >= 0;
-    load_units(b, v);
-    if (!slots_grow(b)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
-    if (!merges.ptr) return step_bad(err, section, "the key merges is missing");
-    return load_merges(b, v, merges, err);
-}
-
-void bpe_free(struct bpe *b)
-{
-    mb_free(b->slots);
-    b->slots = NULL;
-}
-
 /* --- scratch and output --- */
 
 void bpe_scratch_init(struct bpe_scratch *s, size_t n_text)
 {
     memset(s, 0, sizeof *s);
     buf_init(&s->map, TOKENIZER_MAX_TEXT);
-    uint32_t n = 64;
-    while (n < n_text / 8 && n < 8192) n *= 2;
-    s->words = mb_calloc(n, sizeof *s->words); /* without one there is just no cache */
-    s->n_words = s->words ? n : 0;
+    word_cache_init(&s->cache, n_text);
 }
 
 void bpe_scratch_free(struct bpe_scratch *s)
 {
     mb_free(s->symbols);
     mb_free(s->heap);
-    mb_free(s->words);
+    word_cache_free(&s->cache);
     buf_free(&s->map);
     memset(s, 0, sizeof *s);
 }
 
-static bool out_room(struct token_out *o, size_t n)
+bool token_out_room(struct token_out *o, size_t n)
 {
     if (o->n + n <= o->cap) return true;
     size_t cap = o->cap ? o->cap : 64;
@@ -231,7 +53,7 @@ static bool out_room(struct token_out *o, size_t n)
 
 bool token_out_push(struct token_out *o, int32_t id, uint32_t rel, size_t end)
 {
-    if (!out_room(o, 1)) return false;
+    if (!token_out_room(o, 1)) return false;
     o->ids[o->n] = id;
     if (o->want_ends) {
         o->rel[o->n] = rel;
@@ -469,7 +291,7 @@ static mb_status word_encode(struct word *w, const struct mtext *x, size_t off, 
     MB_TRY(word_symbols(w, err));
     if (w->n <= SHORT_WORD) merge_short(w);
     else if (!merge_long(w)) return no_memory(err);
-    if (!out_room(out, w->n)) return no_memory(err);
+    if (!token_out_room(out, w->n)) return no_memory(err);
     for (uint32_t i = 0; i < w->n; i++) {
         const struct symbol *sym = &w->s->symbols[i];
         token_out_push(out, sym->id, sym->end, mtext_end(x, off + sym->end - 1));
@@ -477,75 +299,19 @@ static mb_status word_encode(struct word *w, const struct mtext *x, size_t off, 
     return MB_OK;
 }
 
-static uint64_t load_bytes(const char *p, size_t n)
+/* Tokens of a word: from the two tables of words.c when they know it. */
+static mb_status word_tokens(struct word *w, const struct mtext *x, size_t off, struct token_out *out, mb_error *err)
 {
-    uint64_t v = 0;
-    if (n >= 4) { /* two reads that may overlap */
-        uint32_t low, high;
-        memcpy(&low, p, 4);
-        memcpy(&high, p + n - 4, 4);
-        return low | (uint64_t)high << (8 * (n - 4));
-    }
-    for (size_t i = 0; i < n; i++) v |= (uint64_t)(uint8_t)p[i] << (8 * i);
-    return v;
-}
-
-static struct word_key key_of(const char *p, size_t n)
-{
-    struct word_key k = { { 0, 0, (uint64_t)n << 56 } };
-    size_t i = 0;
-    for (; n - i > 8; i += 8) memcpy(&k.w[i / 8], p + i, 8);
-    k.w[i / 8] |= load_bytes(p + i, n - i);
-    return k;
-}
-
-static uint32_t key_hash(const struct word_key *k)
-{
-    uint64_t h = (k->w[0] ^ (k->w[1] << 21 | k->w[1] >> 43)) * 0x9E3779B97F4A7C15u;
-    h = (h ^ h >> 32 ^ k->w[2]) * 0xC4CEB9FE1A85EC53u;
-    return (uint32_t)(h >> 32);
-}
-
-/* Remember the tokens of out from `first` on. What does not fit is not remembered. */
-static void word_remember(struct word_slot *slot, const struct word_key *key, size_t n_tokens,
-                          const struct token_out *out)
-{
-    size_t first = out->n - n_tokens;
-    if (n_tokens >= CACHED_IDS) return;
-    slot->key = *key;
-    slot->n = (uint8_t)n_tokens;
-    for (size_t i = 0; i < n_tokens; i++) {
-        slot->ids[i] = out->ids[first + i];
-        slot->rel[i] = (uint8_t)(out->want_ends ? out->rel[first + i] : 0);
-    }
-}
-
-static void word_recall(const struct word_slot *slot, const struct mtext *x, size_t off, struct token_out *out)
-{
-    for (size_t i = 0; i < slot->n; i++) {
-        out->ids[out->n] = slot->ids[i];
-        if (out->want_ends) {
-            out->rel[out->n] = slot->rel[i];
-            out->ends[out->n] = mtext_end(x, off + slot->rel[i] - 1);
-        }
-        out->n++;
-    }
-}
-
-static mb_status word_encode_cached(struct word *w, const struct mtext *x, size_t off, struct token_out *out,
-                                    mb_error *err)
-{
-    struct bpe_scratch *s = w->s;
-    if (w->len > CACHED_WORD || !s->n_words) return word_encode(w, x, off, out, err);
-    struct word_key key = key_of(w->text, w->len);
-    struct word_slot *slot = &s->words[key_hash(&key) & (s->n_words - 1)];
-    if (memcmp(&slot->key, &key, sizeof key) == 0 && out_room(out, CACHED_IDS)) {
-        word_recall(slot, x, off, out);
-        return MB_OK;
-    }
+    if (w->len > WORD_BYTES) return word_encode(w, x, off, out, err);
+    struct word_key key;
+    word_key_set(&key, w->text, w->len, x->n - off);
+    int32_t id = word_table_find(&w->b->words, &key);
+    if (id >= 0)
+        return token_out_push(out, id, (uint32_t)w->len, mtext_end(x, off + w->len - 1)) ? MB_OK : no_memory(err);
+    if (word_cache_recall(&w->s->cache, &key, x, off, out)) return MB_OK;
     size_t n = out->n;
     MB_TRY(word_encode(w, x, off, out, err));
-    word_remember(slot, &key, out->n - n, out);
+    word_cache_keep(&w->s->cache, &key, out, out->n - n);
     return MB_OK;
 }
 
@@ -564,7 +330,7 @@ static size_t meta_cut(const char *s, size_t n, size_t at)
 }
 
 mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const struct mtext *x,
-                     struct piece p, struct token_out *out, mb_error *err)
+                     struct piece p, size_t max_tokens, struct token_out *out, mb_error *err)
 {
     struct word w = { .b = b, .v = v, .s = s };
     const char *text = x->s + p.off;
@@ -572,7 +338,46 @@ mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scra
         end = b->cut_meta ? meta_cut(text, p.len, first) : p.len;
         w.text = text + first;
         w.len = end - first;
-        MB_TRY(word_encode_cached(&w, x, p.off + first, out, err));
+        MB_TRY(word_tokens(&w, x, p.off + first, out, err));
+        if (max_tokens && out->n > max_tokens) break; /* the caller refuses the text */
     }
     return MB_OK;
+}
+
+/* --- the words of the vocabulary --- */
+
+/* The piece as a word of a text: plain bytes. false: no text gives it, or it is too long. */
+static bool piece_bytes(const struct bpe *b, const struct vocab *v, int32_t id, char out[2 * WORD_BYTES], size_t *n)
+{
+    const char *s = vocab_text(v, id, n);
+    if (!s || !*n || *n > (b->raw ? 2 * WORD_BYTES : WORD_BYTES)) return false;
+    if (b->raw) return bytes_of_alphabet(s, *n, (uint8_t *)out, n) && *n <= WORD_BYTES;
+    memcpy(out, s, *n);
+    return true;
+}
+
+mb_status bpe_find_words(struct bpe *b, const struct vocab *v, mb_error *err)
+{
+    struct bpe_scratch s;
+    struct token_out out = { 0 };
+    char text[2 * WORD_BYTES];
+    bpe_scratch_init(&s, 0);
+    struct word w = { .b = b, .v = v, .s = &s, .text = text };
+    mb_status st = word_table_init(&b->words, (size_t)v->n_ids, err);
+    for (int32_t id = 0; id < v->n_ids && st == MB_OK; id++) {
+        struct mtext x = { .s = text };
+        if (!piece_bytes(b, v, id, text, &x.n)) continue;
+        w.len = x.n;
+        w.n = 0;
+        w.unk_pending = false;
+        out.n = 0;
+        st = word_encode(&w, &x, 0, &out, err);
+        if (st != MB_OK || out.n != 1) continue;
+        struct word_key key;
+        word_key_set(&key, text, x.n, 0);
+        word_table_put(&b->words, &key, out.ids[0]);
+    }
+    mb_free(out.ids);
+    bpe_scratch_free(&s);
+    return st;
 }

@@ -22,14 +22,35 @@ static struct mtext mtext_sub(const struct mtext *x, size_t first, size_t end)
     return (struct mtext){ x->s + first, end - first, x->ends ? x->ends + first : NULL, mtext_first(x, first) };
 }
 
+static mb_status too_many(const struct encoder *e, mb_error *err)
+{
+    return mb_fail(err, MB_TOO_LARGE, "tokenizer: the text has more than %zu tokens", e->opts->max_tokens);
+}
+
+static bool is_over(const struct encoder *e)
+{
+    return e->opts->max_tokens && e->out.n > e->opts->max_tokens;
+}
+
 /* Text without added tokens. */
 static mb_status encode_plain(struct encoder *e, const struct mtext *x, mb_error *err)
 {
     struct mtext text;
     const struct piece_list *pieces;
+    struct pretok_stream stream;
+    struct piece p;
+    if (pretok_stream_init(&stream, &e->t->pretok, x)) {
+        while (pretok_stream_next(&stream, &p)) {
+            MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, x, p, e->opts->max_tokens, &e->out, err));
+            if (is_over(e)) return too_many(e, err);
+        }
+        return MB_OK;
+    }
     MB_TRY(pretok_run(&e->t->pretok, &e->pretok, x, &text, &pieces, err));
-    for (size_t i = 0; i < pieces->n; i++)
-        MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, &text, pieces->at[i], &e->out, err));
+    for (size_t i = 0; i < pieces->n; i++) {
+        MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, &text, pieces->at[i], e->opts->max_tokens, &e->out, err));
+        if (is_over(e)) return too_many(e, err);
+    }
     return MB_OK;
 }
 
@@ -49,6 +70,7 @@ static mb_status encode_cut(struct encoder *e, const struct trie *trie, const st
         }
         if (!token_out_push(&e->out, m.token->id, 0, mtext_end(x, m.end - 1)))
             return mb_fail(err, MB_NO_MEMORY, "tokenizer: no memory for the tokens of a text");
+        if (is_over(e)) return too_many(e, err);
         done = m.end;
     }
     if (done >= x->n) return MB_OK;
@@ -89,7 +111,7 @@ static mb_status copy_out(const struct encoder *e, struct arena *a, struct token
         if (k >= e->out.n) k = e->out.n - 1;
         ends[i] = e->out.n ? e->out.ends[k] : 0;
     }
-    *out = (struct token_list){ ids, n, ends };
+    *out = (struct token_list){ ids, n, ends, false };
     return MB_OK;
 }
 
@@ -143,7 +165,9 @@ mb_status tokenizer_encode(const struct tokenizer *t, struct arena *a, const cha
     MB_TRY(check_text(text, len, opts, err));
     encoder_init(&e, t, opts, len);
     struct mtext x = { .s = text, .n = len };
-    mb_status st = len ? encode_cut(&e, &t->added.raw, &x, encode_normalised, err) : MB_OK;
+    bool too_long = opts->max_tokens && t->max_bytes && len / t->max_bytes > opts->max_tokens; /* no need to look */
+    mb_status st = too_long ? too_many(&e, err) : len ? encode_cut(&e, &t->added.raw, &x, encode_normalised, err) : MB_OK;
+    out->over_limit = too_long || is_over(&e);
     if (st == MB_OK) st = copy_out(&e, a, out, err);
     encoder_free(&e);
     return st;

@@ -2,7 +2,8 @@
  *
  * pretok_load flattens the section to steps; pretok_run takes the whole text as one piece and lets each step cut every
  * piece, between two piece lists. Steps that rewrite (Metaspace, a prefix space, the byte-level alphabet) make a new
- * text with origins kept. ByteLevel is three steps: prefix space, its regular expression, byte map.
+ * text with origins kept. ByteLevel is three steps: prefix space, its regular expression, byte map. Known expressions
+ * are cut by hand (scanner.c).
  */
 #include <string.h>
 
@@ -23,6 +24,15 @@ static struct pretok_step *step_new(struct pretok_loader *l, enum pretok_kind ki
 {
     struct pretok_step *s = &l->list->steps[l->list->n++];
     *s = (struct pretok_step){ .kind = kind, .behavior = behavior };
+    return s;
+}
+
+static struct pretok_step *class_new(struct pretok_loader *l, enum split_behavior behavior, bool (*in_class)(uint32_t cp))
+{
+    struct pretok_step *s = step_new(l, PRETOK_CLASS, behavior);
+    s->in_class = in_class;
+    for (uint32_t c = 0; c < 128; c++)
+        if (in_class(c)) s->ascii_class[c / 64] |= (uint64_t)1 << (c % 64);
     return s;
 }
 
@@ -49,7 +59,8 @@ static mb_status load_byte_level(struct pretok_loader *l, const json_t *j, mb_er
     if (prefix) step_new(l, PRETOK_PREFIX_SPACE, SPLIT_ISOLATED);
     if (use_regex) {
         struct pretok_step *s = step_new(l, PRETOK_PATTERN, SPLIT_ISOLATED);
-        MB_TRY(regex_open(&s->pattern.regex, gpt2_pattern, sizeof gpt2_pattern - 1, err));
+        s->scanner = scanner_find(gpt2_pattern, sizeof gpt2_pattern - 1);
+        if (!s->scanner) MB_TRY(regex_open(&s->pattern.regex, gpt2_pattern, sizeof gpt2_pattern - 1, err));
     }
     step_new(l, PRETOK_BYTE_MAP, SPLIT_ISOLATED);
     return MB_OK;
@@ -58,9 +69,12 @@ static mb_status load_byte_level(struct pretok_loader *l, const json_t *j, mb_er
 static mb_status load_split(struct pretok_loader *l, const json_t *j, mb_error *err)
 {
     struct pretok_step *s = step_new(l, PRETOK_PATTERN, SPLIT_ISOLATED);
-    MB_TRY(step_pattern(j, SECTION, l->mem, &s->pattern, err));
     MB_TRY(step_bool(j, SECTION, "invert", false, &s->invert, err));
-    return load_behavior(j, SPLIT_ISOLATED, true, &s->behavior, err);
+    MB_TRY(load_behavior(j, SPLIT_ISOLATED, true, &s->behavior, err));
+    const json_t *regex = json_object_get(json_object_get(j, "pattern"), "Regex");
+    bool whole = s->behavior == SPLIT_ISOLATED || (s->behavior == SPLIT_REMOVED && s->invert); /* every stretch stays */
+    if (whole && json_is_string(regex)) s->scanner = scanner_find(json_string_value(regex), json_string_length(regex));
+    return s->scanner ? MB_OK : step_pattern(j, SECTION, l->mem, &s->pattern, err);
 }
 
 static mb_status one_char(struct str s, const char *key, mb_error *err)
@@ -88,18 +102,17 @@ static mb_status load_class(struct pretok_loader *l, const json_t *j, const char
     struct pretok_step *s;
     *known = true;
     if (strcmp(type, "WhitespaceSplit") == 0) {
-        step_new(l, PRETOK_CLASS, SPLIT_REMOVED)->in_class = uni_is_space;
+        class_new(l, SPLIT_REMOVED, uni_is_space);
     } else if (strcmp(type, "Digits") == 0) {
         bool individual;
         MB_TRY(step_bool(j, SECTION, "individual_digits", false, &individual, err));
-        step_new(l, PRETOK_CLASS, individual ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS)->in_class = uni_is_numeric;
+        class_new(l, individual ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS, uni_is_numeric);
     } else if (strcmp(type, "Punctuation") == 0) {
-        s = step_new(l, PRETOK_CLASS, SPLIT_ISOLATED);
-        s->in_class = uni_is_punct;
+        s = class_new(l, SPLIT_ISOLATED, uni_is_punct);
         return load_behavior(j, SPLIT_ISOLATED, false, &s->behavior, err);
     } else if (strcmp(type, "BertPreTokenizer") == 0) {
-        step_new(l, PRETOK_CLASS, SPLIT_REMOVED)->in_class = uni_is_space;
-        step_new(l, PRETOK_CLASS, SPLIT_ISOLATED)->in_class = uni_is_punct;
+        class_new(l, SPLIT_REMOVED, uni_is_space);
+        class_new(l, SPLIT_ISOLATED, uni_is_punct);
     } else {
         *known = false;
     }
@@ -218,12 +231,20 @@ static mb_status cut_pattern(const struct pretok_step *s, struct regex_scratch *
     return MB_OK;
 }
 
+static bool class_holds(const struct pretok_step *s, const char *text, size_t n, size_t *i)
+{
+    uint8_t c = (uint8_t)text[*i];
+    if (c >= 0x80) return s->in_class(utf8_next(text, n, i));
+    ++*i;
+    return s->ascii_class[c / 64] >> (c % 64) & 1;
+}
+
 static void cut_class(const struct pretok_step *s, struct cutter *c, const struct mtext *x, struct piece p)
 {
     size_t end = (size_t)p.off + p.len, at = p.off;
     for (size_t i = p.off; i < end;) {
         size_t first = i;
-        if (!s->in_class(utf8_next(x->s, end, &i))) continue;
+        if (!class_holds(s, x->s, end, &i)) continue;
         if (first > at) cut(c, at, first, false);
         cut(c, first, i, true);
         at = i;
@@ -259,6 +280,21 @@ static void cut_length(const struct pretok_step *s, struct cutter *c, const stru
         at = i;
         n = 0;
     }
+}
+
+static mb_status cut_scanner(const struct scanner *r, const struct mtext *x, const struct piece_list *in,
+                             struct piece_list *out, mb_error *err)
+{
+    out->n = 0;
+    for (size_t i = 0; i < in->n; i++) {
+        struct piece p = in->at[i];
+        for (size_t at = 0, end; at < p.len; at = end) {
+            end = scanner_next(r, x->s + p.off, p.len, at);
+            if (!piece_push(out, p.off + at, end - at))
+                return mb_fail(err, MB_NO_MEMORY, "tokenizer: no memory for the pieces of a text");
+        }
+    }
+    return MB_OK;
 }
 
 static mb_status cut_all(const struct pretok_step *s, struct pretok_scratch *w, const struct mtext *x,
@@ -356,11 +392,46 @@ mb_status pretok_run(const struct pretok_list *l, struct pretok_scratch *s, cons
             in = to;
             to = &s->lists[i_list ^ 1];
         }
-        MB_TRY(cut_all(step, s, out_text, in, to, err));
+        if (step->scanner) MB_TRY(cut_scanner(step->scanner, out_text, in, to, err));
+        else MB_TRY(cut_all(step, s, out_text, in, to, err));
         i_list ^= 1;
     }
     *out = &s->lists[i_list];
     return MB_OK;
+}
+
+/* --- one by one --- */
+
+bool pretok_stream_init(struct pretok_stream *w, const struct pretok_list *l, const struct mtext *x)
+{
+    const struct pretok_step *first = l->n ? &l->steps[0] : NULL, *last = l->n ? &l->steps[l->n - 1] : NULL;
+    if (l->n < 1 || l->n > 2 || !last->scanner) return false;
+    if (l->n == 2 && (first->kind != PRETOK_CLASS || (first->behavior != SPLIT_ISOLATED && first->behavior != SPLIT_CONTIGUOUS)))
+        return false;
+    *w = (struct pretok_stream){ .digits = l->n == 2 ? first : NULL, .scanner = last->scanner, .s = x->s, .n = x->n };
+    return true;
+}
+
+/* End of the stretch that the class leaves whole. */
+static size_t region_end(const struct pretok_stream *w)
+{
+    if (!w->digits) return w->n;
+    size_t i = w->at;
+    bool inside = class_holds(w->digits, w->s, w->n, &i);
+    if (inside && w->digits->behavior == SPLIT_ISOLATED) return i;
+    for (size_t next = i; i < w->n; i = next)
+        if (class_holds(w->digits, w->s, w->n, &next) != inside) break;
+    return i;
+}
+
+bool pretok_stream_next(struct pretok_stream *w, struct piece *out)
+{
+    if (w->at >= w->n) return false;
+    if (w->at >= w->region_end) w->region_end = region_end(w);
+    size_t end = scanner_next(w->scanner, w->s, w->region_end, w->at);
+    *out = (struct piece){ (uint32_t)w->at, (uint32_t)(end - w->at) };
+    w->at = end;
+    return true;
 }
 
 void pretok_scratch_free(struct pretok_scratch *s)

@@ -16,6 +16,9 @@ struct tokenizer; /* opaque */
 /* Read <dir>/tokenizer.json (and tokenizer_config.json for bos/eos/pad names, added_tokens_decoder flags).
  * MB_NOT_FOUND, MB_BAD_FORMAT (path of the key), MB_UNSUPPORTED (names the model or step), MB_NO_MEMORY. */
 mb_status tokenizer_open(struct tokenizer **out, const char *dir, mb_error *err);
+/* The same through a cache below cache_dir (NULL or "": none): tables made once are mapped at the next start, in a few
+ * milliseconds, as long as the files are unchanged. Anything wrong with the cache means that the files are parsed. */
+mb_status tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *cache_dir, mb_error *err);
 /* From memory: the text of tokenizer.json; config_json may be NULL. What the fuzzer drives. */
 mb_status tokenizer_parse(struct tokenizer **out, const char *json, size_t len, const char *config_json,
                           size_t config_len, mb_error *err);
@@ -26,6 +29,7 @@ struct token_list {
     size_t n;
     size_t *ends;   /* byte in the input just behind token i (of the original text, before normalisation);
                        NULL unless asked for. Special tokens of the post-processor have the end of their neighbour. */
+    bool over_limit; /* MB_TOO_LARGE was answered because of encode_opts.max_tokens */
 };
 
 /* A byte range of the input that a user wrote: a match of an added token with `special: true` that overlaps one of
@@ -39,6 +43,7 @@ struct encode_opts {
     bool want_ends;
     const struct text_span *content; /* NULL: the whole text is trusted (template text) */
     size_t n_content;
+    size_t max_tokens; /* 0: no limit. A text of more is refused (MB_TOO_LARGE) as soon as that is certain */
 };
 
 /* Encode UTF-8 text of len bytes. Ids and ends live in `a`. MB_INVALID (not UTF-8: byte offset), MB_NO_MEMORY,

@@ -5,13 +5,15 @@
  * each piece into ids (bpe.c) -> the post-processor frames them (post.c). Back: decode.c knows what one id adds to a
  * text, detok.c joins those bytes to whole characters; tokenizer_decode is the same machine fed at once.
  *
- * tokenizer.json is read by load.c; its two large tables (vocab, merges) are read straight from the text by scan.c.
+ * tokenizer.json is read by load.c; its two large tables (vocab, merges) are read straight from the text by scan.c. What
+ * came of it is kept as an image (image.c), which open.c maps at the next start.
  * Lifetimes: everything below `struct tokenizer` lives in its arena or is freed by tokenizer_close; scratch belongs to
  * one encode. Threads: a tokenizer is read-only once it is open.
  */
 #ifndef TOKENIZER_TOKENIZER_INT_H
 #define TOKENIZER_TOKENIZER_INT_H
 
+#include "base/filemap.h"
 #include "base/json.h"
 #include "tokenizer/tokenizer.h"
 
@@ -90,9 +92,8 @@ mb_status scan_merges(struct str json, scan_merge_fn merge, void *ctx, mb_error 
 
 /* --- vocab.c: pieces by id and ids by piece --- */
 struct vocab_entry {
-    size_t off;
-    uint32_t len;
-    bool present;
+    uint32_t off;
+    uint32_t len_1; /* length + 1; 0: no such id */
 };
 struct vocab_slot {
     uint32_t hash; /* of the text: most other texts are told apart without looking at them */
@@ -130,6 +131,13 @@ mb_status regex_find(const struct regex *r, struct regex_scratch *s, const char 
                      bool *found, size_t *first, size_t *end, mb_error *err);
 /* Rewrite a pattern of Oniguruma (Ruby syntax) for PCRE2. */
 mb_status regex_translate(struct buf *out, const char *pattern, size_t len, mb_error *err);
+
+/* --- scanner.c: known split patterns, by hand --- */
+struct scanner; /* a row of a table */
+const struct scanner *scanner_find(const char *pattern, size_t len); /* by the exact text; NULL: not known */
+const char *scanner_pattern(size_t i);                               /* pattern of row i, NULL behind the last (tests) */
+/* End of the piece that begins at `at` < len. Pieces follow each other without gaps. */
+size_t scanner_next(const struct scanner *r, const char *s, size_t len, size_t at);
 
 /* A pattern of tokenizer.json: {"String": s} or {"Regex": r}. */
 struct pattern {
@@ -182,7 +190,9 @@ struct pretok_step {
     enum split_behavior behavior;
     bool invert;
     struct pattern pattern;           /* PRETOK_PATTERN */
+    const struct scanner *scanner;    /* instead of pattern: every stretch of it is a piece */
     bool (*in_class)(uint32_t cp);    /* PRETOK_CLASS */
+    uint64_t ascii_class[2];          /* the same for ASCII, a bit a character */
     struct str replacement;           /* PRETOK_METASPACE: one character */
     enum prepend_scheme scheme;
     bool split;
@@ -206,6 +216,15 @@ struct pretok_scratch {
     struct mbuf texts[2];
 };
 mb_status pretok_load(struct pretok_list *l, struct arena *mem, const json_t *j, mb_error *err);
+/* Is the list at most a class that cuts and a scanner? Then its pieces come one by one, without a list. */
+struct pretok_stream {
+    const struct pretok_step *digits; /* NULL: none */
+    const struct scanner *scanner;
+    const char *s;
+    size_t n, at, region_end;
+};
+bool pretok_stream_init(struct pretok_stream *w, const struct pretok_list *l, const struct mtext *x);
+bool pretok_stream_next(struct pretok_stream *w, struct piece *out);
 /* If the list ends in its only byte map, drop that step: BPE then works on plain bytes. */
 bool pretok_take_byte_map(struct pretok_list *l);
 void pretok_free(struct pretok_list *l);
@@ -257,7 +276,49 @@ mb_status added_build(struct added_set *s, mb_error *err);
 bool added_next(const struct added_set *s, const struct trie *trie, const struct mtext *x,
                 const struct encode_opts *opts, size_t *pos, size_t prev_end, struct added_match *m);
 
-/* --- bpe.c --- */
+/* --- words.c: words whose tokens are known --- */
+struct token_out;
+#define WORD_BYTES 27       /* longer words are not kept */
+#define WORD_IDS 7          /* more tokens are not kept */
+struct word_key {
+    uint64_t w[3];          /* the bytes, zeros behind them */
+    uint32_t tail;          /* the last three, and the length in the highest byte */
+    uint32_t hash;
+};
+struct word_entry {         /* of the table of one-token words: half a cache line */
+    uint64_t w[3];
+    uint32_t tail;          /* 0: empty */
+    int32_t id;
+};
+struct word_table {         /* open addressing, read-only once it is built */
+    struct word_entry *at;
+    uint32_t n;
+};
+struct word_slot {          /* of the cache of one encode: one cache line */
+    uint64_t w[3];
+    uint32_t tail;
+    int32_t ids[WORD_IDS];
+    uint8_t n, rel[WORD_IDS];
+};
+struct word_cache {         /* direct-mapped; n a power of two, 0: none */
+    struct word_slot *at;
+    uint32_t n;
+};
+/* Key of the word text[0, len), len from 1 to WORD_BYTES, in a text that goes on for `room` bytes from there. */
+void word_key_set(struct word_key *k, const char *text, size_t len, size_t room);
+int32_t word_table_find(const struct word_table *t, const struct word_key *k); /* -1 */
+mb_status word_table_init(struct word_table *t, size_t n_words, mb_error *err);
+void word_table_put(struct word_table *t, const struct word_key *k, int32_t id); /* at most n_words of them */
+void word_table_free(struct word_table *t);
+void word_cache_init(struct word_cache *c, size_t n_text);
+void word_cache_free(struct word_cache *c);
+/* false: not there. */
+bool word_cache_recall(const struct word_cache *c, const struct word_key *k, const struct mtext *x, size_t off,
+                       struct token_out *out);
+/* The last n tokens of out are those of the word. What does not fit is not remembered. */
+void word_cache_keep(struct word_cache *c, const struct word_key *k, const struct token_out *out, size_t n);
+
+/* --- bpe.c, bpe_load.c --- */
 struct merge_slot {
     int32_t left, right; /* left -1: empty */
     uint32_t rank;
@@ -273,6 +334,7 @@ struct bpe {
     bool raw;              /* pieces are plain bytes; the byte-level alphabet is applied to the tables instead */
     bool cut_meta;         /* no merge spans "x\u2581": a piece may be cut before each U+2581 */
     struct str prefix, suffix;
+    struct word_table words; /* pieces of the vocabulary that are one token */
 };
 struct symbol {
     int32_t id;
@@ -290,32 +352,41 @@ struct token_out {
     size_t n, cap;
     bool want_ends;
 };
-#define CACHED_WORD 22 /* bytes of a word that is remembered */
-#define CACHED_IDS 8   /* fewer tokens than this */
-struct word_key {
-    uint64_t w[3];  /* the bytes, zeros behind them, the length in the last byte */
-};
-struct word_slot {  /* one cache line */
-    struct word_key key; /* all zero: empty */
-    uint8_t n, rel[CACHED_IDS - 1];
-    int32_t ids[CACHED_IDS];
-};
 struct bpe_scratch {
     struct symbol *symbols;
     size_t cap_symbols;
     struct heap_item *heap;
     size_t cap_heap;
-    struct word_slot *words;      /* direct-mapped cache */
-    uint32_t n_words;
+    struct word_cache cache;
     struct buf map;               /* for ignore_merges and affixes */
 };
-mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, const json_t *model, struct str merges,
-                   bool raw, mb_error *err);
+/* Options and single characters; the merges have to follow. */
+mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, const json_t *model, bool raw, mb_error *err);
+mb_status bpe_load_merges(struct bpe *b, const struct vocab *v, struct str merges, mb_error *err);
 void bpe_free(struct bpe *b);
+/* Find out which pieces are one token (b->words). */
+mb_status bpe_find_words(struct bpe *b, const struct vocab *v, mb_error *err);
+static inline uint32_t pair_hash(int32_t left, int32_t right)
+{
+    uint64_t k = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    k *= 0x9E3779B97F4A7C15u;
+    return (uint32_t)((k ^ k >> 29) * 0xBF58476D1CE4E5B9u >> 32);
+}
+static inline const struct merge_slot *merge_find(const struct bpe *b, int32_t left, int32_t right)
+{
+    uint32_t mask = b->n_slots - 1;
+    for (uint32_t i = pair_hash(left, right) & mask;; i = (i + 1) & mask) {
+        const struct merge_slot *m = &b->slots[i];
+        if (m->left == left && m->right == right) return m;
+        if (m->left < 0) return NULL;
+    }
+}
 void bpe_scratch_free(struct bpe_scratch *s);
-/* Ids of one piece of x, appended to out (ends in bytes of the original text). */
+/* Ids of one piece of x, appended to out (ends in bytes of the original text). Behind max_tokens (0: no limit) it may
+ * stop. */
 mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const struct mtext *x,
-                     struct piece p, struct token_out *out, mb_error *err);
+                     struct piece p, size_t max_tokens, struct token_out *out, mb_error *err);
+bool token_out_room(struct token_out *o, size_t n);
 bool token_out_push(struct token_out *o, int32_t id, uint32_t rel, size_t end);
 void bpe_scratch_init(struct bpe_scratch *s, size_t n_text);
 
@@ -363,6 +434,29 @@ struct tokenizer {
     int32_t n_vocab;
     int32_t bos_id, eos_id;
     const char *bos_text, *eos_text;
+    size_t max_bytes;          /* of a text, that one token can stand for; 0: unbounded */
+    struct filemap image;      /* when it was mapped: the large tables lie in there (image.c) */
 };
+
+/* --- load.c, load_added.c --- */
+struct tokenizer *tokenizer_new(void); /* empty; NULL: no memory */
+void tokenizer_finish(struct tokenizer *t); /* all tables are there: what follows from them */
+/* tokenizer_parse that also keeps what image_write wants beside the tables; sections may be NULL. */
+mb_status tokenizer_parse_keep(struct tokenizer **out, const char *json, size_t len, const char *config_json,
+                               size_t config_len, struct buf *sections, mb_error *err);
+/* All sections but vocab, merges and added tokens; the vocabulary is there. */
+mb_status load_sections(struct tokenizer *t, const json_t *root, mb_error *err);
+mb_status load_added(struct tokenizer *t, const json_t *list, mb_error *err);
+mb_status load_added_decoder(struct tokenizer *t, const json_t *config, mb_error *err);
+mb_status load_added_patterns(struct tokenizer *t, mb_error *err);
+
+/* --- image.c, image_check.c: a tokenizer as one file that the next start maps --- */
+/* key says what the tables were made of; an image with another one is not opened. */
+mb_status image_write(const struct tokenizer *t, struct str sections, const char *path, uint64_t key, mb_error *err);
+/* MB_NOT_FOUND: no file. MB_BAD_FORMAT: another key, another version or damaged. The caller parses then. */
+mb_status image_open(struct tokenizer **out, const char *path, uint64_t key, mb_error *err);
+void image_release(struct tokenizer *t); /* let go of what lies in the map; nothing without one */
+/* Every index and length of the tables, so that whatever the file holds, no reader leaves them. */
+bool image_is_sound(const struct tokenizer *t);
 
 #endif

@@ -62,7 +62,7 @@ static uint32_t slot_of(const struct vocab *v, uint32_t hash, const char *s, siz
         if (slot->id < 0) return i;
         if (slot->hash != hash) continue;
         const struct vocab_entry *e = &v->at[slot->id];
-        if (e->len == len && memcmp(v->blob.data + e->off, s, len) == 0) return i;
+        if (e->len_1 - 1 == len && memcmp(v->blob.data + e->off, s, len) == 0) return i;
     }
 }
 
@@ -106,9 +106,9 @@ static void entry_drop(struct vocab *v, int32_t id)
 {
     struct vocab_entry *e = &v->at[id];
     const char *text = v->blob.data + e->off;
-    uint32_t i = slot_of(v, text_hash(text, e->len), text, e->len);
+    uint32_t i = slot_of(v, text_hash(text, e->len_1 - 1), text, e->len_1 - 1);
     if (v->slots[i].id == id) slot_remove(v, i);
-    e->present = false;
+    e->len_1 = 0;
 }
 
 mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_error *err)
@@ -119,15 +119,15 @@ mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_e
     if (len > UINT32_MAX / 4) return mb_fail(err, MB_TOO_LARGE, "tokenizer.json: a piece has %zu bytes", len);
     if (((v->n_used + 1) * 2 > v->n_slots && !slots_grow(v)) || !ids_grow(v, id))
         return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the vocabulary");
-    if (v->at[id].present) entry_drop(v, id);
+    if (v->at[id].len_1) entry_drop(v, id);
     size_t off = v->blob.len;
     buf_append(&v->blob, s, len);
     buf_append_char(&v->blob, '\0');
     MB_TRY(buf_status(&v->blob, "tokenizer.json: vocabulary", err));
     uint32_t hash = text_hash(s, len), slot = slot_of(v, hash, s, len);
-    if (v->slots[slot].id >= 0) v->at[v->slots[slot].id].present = false; /* the text had another id */
+    if (v->slots[slot].id >= 0) v->at[v->slots[slot].id].len_1 = 0; /* the text had another id */
     else v->n_used++;
-    v->at[id] = (struct vocab_entry){ off, (uint32_t)len, true };
+    v->at[id] = (struct vocab_entry){ (uint32_t)off, (uint32_t)len + 1 };
     v->slots[slot] = (struct vocab_slot){ hash, id };
     if (id >= v->n_ids) v->n_ids = id + 1;
     if (len > v->max_len) v->max_len = (uint32_t)len;
@@ -156,7 +156,7 @@ void vocab_prefetch(const struct vocab *v, uint32_t hash, int step)
 
 const char *vocab_text(const struct vocab *v, int32_t id, size_t *len)
 {
-    if (id < 0 || id >= v->n_ids || !v->at[id].present) return NULL;
-    if (len) *len = v->at[id].len;
+    if (id < 0 || id >= v->n_ids || !v->at[id].len_1) return NULL;
+    if (len) *len = v->at[id].len_1 - 1;
     return v->blob.data + v->at[id].off;
 }

@@ -1,0 +1,115 @@
+/* words.c: words whose tokens are known, so that most words of a text never meet a merge.
+ *
+ * Two tables. word_table belongs to the tokenizer and is read-only: every piece of the vocabulary that byte-pair encoding
+ * keeps whole (nearly all of them), one half cache line each; it answers four words of five in ordinary text.
+ * word_cache belongs to one encode and remembers short words of several tokens, direct-mapped, a cache line each.
+ * The result of a word depends on its bytes alone, so both are memory and nothing else.
+ */
+#include <string.h>
+
+#include "tokenizer/tokenizer_int.h"
+
+void word_key_set(struct word_key *k, const char *text, size_t len, size_t room)
+{
+    static const uint64_t low_bytes[9] = { 0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF, 0xFFFFFFFFFF, 0xFFFFFFFFFFFF,
+                                           0xFFFFFFFFFFFFFF, UINT64_MAX };
+    uint64_t w[4] = { 0, 0, 0, 0 };
+    if (room >= sizeof w) { /* read on behind the word, then drop what is not of it */
+        memcpy(w, text, sizeof w);
+        for (size_t i = 0; i < 4; i++) w[i] &= low_bytes[len <= 8 * i ? 0 : len - 8 * i > 8 ? 8 : len - 8 * i];
+    } else {
+        memcpy(w, text, len);
+    }
+    memcpy(k->w, w, sizeof k->w);
+    k->tail = (uint32_t)w[3] | (uint32_t)len << 24;
+    uint64_t h = (k->w[0] ^ (k->w[1] << 21 | k->w[1] >> 43)) * 0x9E3779B97F4A7C15u;
+    h = (h ^ h >> 32 ^ k->w[2] ^ (uint64_t)k->tail << 13) * 0xC4CEB9FE1A85EC53u;
+    k->hash = (uint32_t)(h >> 32);
+}
+
+/* --- one-token words --- */
+
+mb_status word_table_init(struct word_table *t, size_t n_words, mb_error *err)
+{
+    size_t n = n_words + n_words / 2 + 16; /* two thirds full at most */
+    *t = (struct word_table){ .at = mb_alloc_aligned(64, n * sizeof *t->at) };
+    if (!t->at) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the words");
+    memset(t->at, 0, n * sizeof *t->at);
+    t->n = (uint32_t)n;
+    return MB_OK;
+}
+
+void word_table_free(struct word_table *t)
+{
+    mb_free(t->at);
+    *t = (struct word_table){ 0 };
+}
+
+static inline uint32_t first_entry(const struct word_table *t, const struct word_key *k)
+{
+    return (uint32_t)((uint64_t)k->hash * t->n >> 32);
+}
+
+void word_table_put(struct word_table *t, const struct word_key *k, int32_t id)
+{
+    uint32_t i = first_entry(t, k);
+    while (t->at[i].tail) i = i + 1 < t->n ? i + 1 : 0;
+    t->at[i] = (struct word_entry){ { k->w[0], k->w[1], k->w[2] }, k->tail, id };
+}
+
+int32_t word_table_find(const struct word_table *t, const struct word_key *k)
+{
+    if (!t->n) return -1;
+    for (uint32_t i = first_entry(t, k);; i = i + 1 < t->n ? i + 1 : 0) {
+        const struct word_entry *e = &t->at[i];
+        if (e->tail == k->tail && e->w[0] == k->w[0] && e->w[1] == k->w[1] && e->w[2] == k->w[2]) return e->id;
+        if (!e->tail) return -1;
+    }
+}
+
+/* --- words of several tokens --- */
+
+void word_cache_init(struct word_cache *c, size_t n_text)
+{
+    uint32_t n = 64;
+    while (n < n_text / 16 && n < 8192) n *= 2;
+    c->at = mb_calloc(n, sizeof *c->at); /* without it there is just no cache */
+    c->n = c->at ? n : 0;
+}
+
+void word_cache_free(struct word_cache *c)
+{
+    mb_free(c->at);
+    *c = (struct word_cache){ 0 };
+}
+
+bool word_cache_recall(const struct word_cache *c, const struct word_key *k, const struct mtext *x, size_t off,
+                       struct token_out *out)
+{
+    if (!c->n) return false;
+    const struct word_slot *s = &c->at[k->hash & (c->n - 1)];
+    if (s->tail != k->tail || s->w[0] != k->w[0] || s->w[1] != k->w[1] || s->w[2] != k->w[2]) return false;
+    if (!token_out_room(out, s->n)) return false;
+    for (size_t i = 0; i < s->n; i++) {
+        out->ids[out->n] = s->ids[i];
+        if (out->want_ends) {
+            out->rel[out->n] = s->rel[i];
+            out->ends[out->n] = mtext_end(x, off + s->rel[i] - 1);
+        }
+        out->n++;
+    }
+    return true;
+}
+
+void word_cache_keep(struct word_cache *c, const struct word_key *k, const struct token_out *out, size_t n)
+{
+    if (!c->n || n > WORD_IDS) return;
+    struct word_slot *s = &c->at[k->hash & (c->n - 1)];
+    memcpy(s->w, k->w, sizeof s->w);
+    s->tail = k->tail;
+    s->n = (uint8_t)n;
+    for (size_t i = 0; i < n; i++) {
+        s->ids[i] = out->ids[out->n - n + i];
+        s->rel[i] = (uint8_t)(out->want_ends ? out->rel[out->n - n + i] : 0);
+    }
+}
