@@ -2,6 +2,7 @@
  *
  * A job is refused at once only for what no waiting can cure: longer than the model's context, or prompt + 1 longer
  * than the empty pool. max_tokens is clamped to the window, never to the pool. Everything else waits its turn.
+ * Embedding jobs have rows and a queue of their own beside the batch: they wait for memory, never for a generation.
  * Turn: sequences that were started before (forked siblings, preempted, unparked) by age, then the queue, first in
  * first out; only a job whose prefix another row is just prefilling lets later ones pass. A sequence gets a slot when
  * its whole length, with what the rows that run still have to prefill, fits the pool after dropping cached pages; when
@@ -60,9 +61,12 @@ static mb_status shape_check(const struct engine *e, const struct engine_job *jo
     if (!method_get(job->method)) return mb_fail(err, MB_INVALID, "unknown method %d", (int)job->method);
     if (job->method == JOB_SCORE && (job->n_choices != 1 || job->n_score_from < 0))
         return mb_fail(err, MB_INVALID, "a scoring job has one choice and starts at a position of the prompt");
+    if (job->method == JOB_EMBED && (job->n_choices != 1 || !job->hidden))
+        return mb_fail(err, MB_INVALID, "an embedding job has one choice and room for its vector");
+    if (job->method == JOB_EMBED && e->info->d_model <= 0) return mb_fail(err, MB_UNSUPPORTED, "this engine makes no embeddings");
     if (!job->filter.on_done || !job->filter.on_end)
         return mb_fail(err, MB_INVALID, "a job needs the callbacks on_end and on_done");
-    if (job->method == JOB_GENERATE ? !job->filter.on_token : !job->filter.on_score)
+    if (job->method == JOB_GENERATE ? !job->filter.on_token : job->method == JOB_SCORE && !job->filter.on_score)
         return mb_fail(err, MB_INVALID, "a job needs the callback for what it draws or scores");
     if (job->n_marks < 0 || job->n_adapters < 0 || job->n_embeds < 0 || job->n_two_way < 0 || job->n_end_ids < 0)
         return mb_fail(err, MB_INVALID, "a job has a negative count");
@@ -77,13 +81,13 @@ mb_status job_check(struct engine *e, const struct engine_job *job, mb_error *er
 {
     MB_TRY(shape_check(e, job, err));
     int32_t room = e->info->n_context;
-    bool score = job->method == JOB_SCORE;
-    if (score ? job->n_ids > room : job->n_ids >= room)
+    bool draws = job->method == JOB_GENERATE;
+    if (draws ? job->n_ids >= room : job->n_ids > room)
         return mb_fail_at(err, MB_CONTEXT_LENGTH, "messages", "the prompt has %d tokens, this model's context is %d "
                           "tokens; shorten the prompt", (int)job->n_ids, (int)room);
     MB_TRY(spans_check(e, job, err));
     int32_t fits = kv_pool_max_tokens(&e->kv, room);
-    if (job->n_ids + (score ? 0 : 1) > fits)
+    if (job->n_ids + (draws ? 1 : 0) > fits)
         return mb_fail_at(err, MB_CONTEXT_OVER_BUDGET, "messages", "the prompt has %d tokens, the KV memory holds %d; "
                           "shorten the prompt or raise --memory-budget / --kv-budget", (int)job->n_ids, (int)fits);
     return MB_OK;
@@ -96,7 +100,7 @@ void seq_preempt(struct engine *e, struct sequence *s)
     seq_release_pages(e, s);
     if (s->phase == SEQ_ACTIVE) {
         s->phase = SEQ_READY;
-        e->n_active--;
+        --*slots_of(e, s);
     }
     e->meter.s.preempted++;
     e->n_events++;
@@ -151,20 +155,30 @@ static void activate(struct engine *e, struct sequence *s)
 {
     if (!seq_has_pages(e, s) && s->st.n_committed == 0) seq_adopt(e, s);
     s->phase = SEQ_ACTIVE;
-    e->n_active++;
+    ++*slots_of(e, s);
     e->n_events++;
 }
 
-static bool slot_free(const struct engine *e)
+int32_t *slots_of(struct engine *e, const struct sequence *s)
 {
-    return e->n_active < e->opt.batch;
+    return s->method->beside ? &e->n_embed_active : &e->n_active;
+}
+
+int32_t *waiting_of(struct engine *e, const struct run *r)
+{
+    return method_get(r->job->method)->beside ? &e->n_embed_waiting : &e->n_waiting;
+}
+
+static bool slot_free(const struct engine *e, bool beside)
+{
+    return beside ? e->n_embed_active < ENGINE_EMBED_ROWS : e->n_active < e->opt.batch;
 }
 
 /* Sequences of runs that have started; false: one waits for room, so nobody behind it may pass. */
 static bool admit_ready(struct engine *e)
 {
-    for (struct sequence *s = e->first; s && slot_free(e); s = s->next) {
-        if (s->phase != SEQ_READY) continue;
+    for (struct sequence *s = e->first; s; s = s->next) {
+        if (s->phase != SEQ_READY || !slot_free(e, s->method->beside)) continue;
         if (!has_room(e, s)) return false;
         activate(e, s);
     }
@@ -207,12 +221,12 @@ static bool must_await(struct engine *e, struct run *r)
     return false;
 }
 
-/* Next run of the queue that does not wait for another's prefix. */
-static struct run *queue_next(struct engine *e)
+/* Next run of the queue, of the batch or beside it, that does not wait for another's prefix. */
+static struct run *queue_next(struct engine *e, bool beside)
 {
     pthread_mutex_lock(&e->lock);
     struct run *r = e->queue;
-    while (r && (r->cancelled || must_await(e, r))) r = r->next;
+    while (r && (r->cancelled || method_get(r->job->method)->beside != beside || must_await(e, r))) r = r->next;
     pthread_mutex_unlock(&e->lock);
     return r;
 }
@@ -224,7 +238,7 @@ static void queue_remove(struct engine *e, struct run *r, bool to_running)
     while (*p != r) p = &(*p)->next;
     *p = r->next;
     if (!*p) e->queue_tail = p;
-    if (r->counted) e->n_waiting--;
+    if (r->counted) --*waiting_of(e, r);
     r->counted = false;
     r->next = NULL;
     if (to_running) {
@@ -241,7 +255,7 @@ static void start(struct engine *e, struct run *r)
     int32_t n_cached = seq_adopt(e, s);
     r->started = true;
     s->phase = SEQ_ACTIVE;
-    e->n_active++;
+    ++*slots_of(e, s);
     e->n_events++;
     for (int32_t i = 1; i < r->job->n_choices; i++) r->seqs[i].phase = SEQ_FORK_WAIT;
     if (n_cached > 0) e->meter.s.cache_hits++;
@@ -254,10 +268,10 @@ static void start(struct engine *e, struct run *r)
 }
 
 /* Start the next job if it fits; false when none does now. */
-static bool admit_one(struct engine *e)
+static bool admit_one(struct engine *e, bool beside)
 {
-    struct run *r = queue_next(e);
-    if (!r || e->n_parked >= e->opt.queue_max) return false;
+    struct run *r = queue_next(e, beside);
+    if (!r || (!beside && e->n_parked >= e->opt.queue_max)) return false;
     mb_error err;
     if (!r->seqs) {
         if (run_make_sequences(e, r, &err) != MB_OK) {
@@ -275,5 +289,6 @@ static bool admit_one(struct engine *e)
 void admit(struct engine *e)
 {
     if (!admit_ready(e)) return;
-    while (slot_free(e) && admit_one(e)) {}
+    while (slot_free(e, true) && admit_one(e, true)) {}
+    while (slot_free(e, false) && admit_one(e, false)) {}
 }

@@ -11,7 +11,7 @@ void seq_finish(struct engine *e, struct sequence *s, enum end_reason why, mb_st
     if (s->phase == SEQ_ENDED) return;
     struct run *r = s->run;
     e->n_events++;
-    if (s->phase == SEQ_ACTIVE) e->n_active--;
+    if (s->phase == SEQ_ACTIVE) --*slots_of(e, s);
     if (s->phase == SEQ_PARKED) e->n_parked--;
     s->phase = SEQ_ENDED;
     if (why != END_ERROR && why != END_CANCELLED && s->st.n_committed > 0) seq_publish(e, s);

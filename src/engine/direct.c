@@ -14,6 +14,8 @@ struct direct {
     struct sample_pos *pos;   /* [m_max] */
     int32_t n_max;
     int32_t stride, n_dealt;  /* page order */
+    const struct adapter_handle *const *adapters;
+    int32_t n_adapters;
 };
 
 /* Units of one page of every kind: pages of all kinds for the same 64 tokens lie together. */
@@ -114,12 +116,18 @@ mb_status direct_run(struct direct *d, const int32_t *ids, int32_t n, const stru
         d->pos[j] = (struct sample_pos){ .params = params ? params : &d->greedy, .history = d->history,
                                          .n_history = first + j + 1, .index = first + j + 1, .target = -1 };
     struct row row = { .seq = &d->seq, .i_first = first, .n = n, .ids = ids, .draw = draws ? DRAW_ALL : DRAW_NONE,
-                       .draws = d->pos, .logits_out = logits };
+                       .draws = d->pos, .logits_out = logits, .adapters = d->adapters, .n_adapters = d->n_adapters };
     struct row_result result = { .draws = draws };
     MB_TRY(d->ops->submit(model_compiled(d->model), &row, 1, &result, err));
     MB_TRY(d->ops->collect(model_compiled(d->model), err));
     d->seq.n_committed = end;
     return result.status == MB_OK ? MB_OK : mb_fail(err, result.status, "the forward pass failed");
+}
+
+void direct_set_adapters(struct direct *d, const struct adapter_handle *const *adapters, int32_t n)
+{
+    d->adapters = adapters;
+    d->n_adapters = n;
 }
 
 int32_t direct_length(const struct direct *d) { return d->seq.n_committed; }

@@ -20,5 +20,7 @@ void direct_reset(struct direct *d, int32_t page_stride);
 mb_status direct_run(struct direct *d, const int32_t *ids, int32_t n, const struct sample_params *params,
                      float *logits, struct draw *draws, mb_error *err);
 int32_t direct_length(const struct direct *d);
+/* Adapters of every later row, in stack order; borrowed until the next call or direct_close. */
+void direct_set_adapters(struct direct *d, const struct adapter_handle *const *adapters, int32_t n);
 
 #endif

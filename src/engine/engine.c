@@ -44,7 +44,7 @@ static mb_status memory_open(struct engine *e, mb_error *err)
 
 static mb_status steps_open(struct engine *e, mb_error *err)
 {
-    size_t rows = (size_t)e->opt.batch, draws = (size_t)e->n_draw_max;
+    size_t rows = (size_t)e->opt.batch + ENGINE_EMBED_ROWS, draws = (size_t)e->n_draw_max;
     for (int i = 0; i < 2; i++) {
         struct step *s = &e->step[i];
         s->rows = mb_calloc(rows, sizeof *s->rows);
@@ -95,6 +95,7 @@ static void engine_free(struct engine *e)
     }
     prefix_tree_free(&e->tree);
     kv_pool_free(&e->kv);
+    adapters_close(e);
     if (e->st.close) e->st.close(e->st.ctx);
     mb_free(e);
 }
@@ -110,7 +111,8 @@ mb_status engine_open(struct engine **out, const struct stepper *stepper, const 
     }
     e->st = *stepper;
     e->info = stepper->info(stepper->ctx);
-    mb_status rc = options_check(e, opt, err);
+    mb_status rc = adapters_open(e, err);
+    if (rc == MB_OK) rc = options_check(e, opt, err);
     if (rc == MB_OK) rc = memory_open(e, err);
     if (rc == MB_OK) rc = steps_open(e, err);
     if (rc == MB_OK) rc = thread_open(e, err);
@@ -147,13 +149,16 @@ static mb_status enqueue(struct engine *e, struct run *r, uint64_t *id, mb_error
 {
     if (e->dead) return mb_fail(err, MB_ENGINE_DEAD, "the engine has stopped; the server must be restarted");
     if (e->stopping) return mb_fail(err, MB_BUSY, "the server is shutting down");
+    bool beside = r->job->method == JOB_EMBED;
+    if (beside && e->n_embed_waiting >= ENGINE_EMBED_QUEUE)
+        return mb_fail(err, MB_BUSY, "%d embeddings are waiting already; try again later", (int)e->n_embed_waiting);
     /* What idle slots will take at once does not wait: a burst is not refused before the engine has looked. */
     int32_t n_idle = e->opt.batch - e->published.active_rows;
-    if (e->n_waiting >= e->opt.queue_max + (n_idle > 0 ? n_idle : 0))
+    if (!beside && e->n_waiting >= e->opt.queue_max + (n_idle > 0 ? n_idle : 0))
         return mb_fail(err, MB_BUSY, "%d requests are waiting already; try again later", (int)e->n_waiting);
     r->id = e->next_id++;
     r->counted = true;
-    e->n_waiting++;
+    ++*waiting_of(e, r);
     *e->queue_tail = r;
     e->queue_tail = &r->next;
     e->published.submitted++;
@@ -197,7 +202,7 @@ void engine_cancel(struct engine *e, uint64_t id)
     struct run *r = run_find(e, id);
     if (r) {
         r->cancelled = true;
-        if (r->counted) e->n_waiting--; /* its place in the queue is free at once (API-013) */
+        if (r->counted) --*waiting_of(e, r); /* its place in the queue is free at once (API-013) */
         r->counted = false;
         e->dirty = true;
         pthread_cond_signal(&e->wake);

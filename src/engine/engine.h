@@ -14,6 +14,8 @@
 
 #include "base/mem.h"
 #include "engine/stepper.h"
+#include "model/adapter.h"
+#include "ops/plan.h"
 
 struct engine; /* opaque */
 
@@ -58,7 +60,10 @@ struct job_filter {
 
 struct index_mark { int32_t index; }; /* where a snapshot is worth taking (ends of system part and messages) */
 
-enum job_method { JOB_GENERATE = 0, JOB_SCORE };
+/* JOB_EMBED: the final norm's output at the last token of the prompt (embeddings). Nothing is drawn; it takes rows beside
+ * the batch, so it waits behind no generation (API-259). */
+enum job_method { JOB_GENERATE = 0, JOB_SCORE, JOB_EMBED };
+enum { ENGINE_EMBED_ROWS = 8, ENGINE_EMBED_QUEUE = 256 }; /* embedding jobs computed together; waiting, else MB_BUSY */
 
 /* One unit of work. Owned by the caller and unchanged from engine_submit to on_done. */
 struct engine_job {
@@ -83,6 +88,7 @@ struct engine_job {
     uint64_t cache_key;           /* hash of everything besides identity and adapters that separates caches; 0 */
     bool no_cache;                /* neither read nor publish prefixes */
     int32_t n_score_from;         /* JOB_SCORE: first position whose prediction of the next id is reported */
+    float *hidden;                /* JOB_EMBED: [d_model], written before on_end; the caller's */
     /* Constraint (grammar): bits for the next draw of a choice, NULL = all. Runs off the step where it can. */
     const uint32_t *(*next_mask)(void *ctx, int32_t i_choice);
     struct job_filter filter;
@@ -102,6 +108,28 @@ mb_status engine_submit(struct engine *e, const struct engine_job *job, uint64_t
 void engine_cancel(struct engine *e, uint64_t id);
 /* The consumer has room again. */
 void engine_unpark(struct engine *e, uint64_t id);
+
+/* --- adapters (adapter.c): names for loaded LoRA adapters; any thread --- */
+enum { ENGINE_MAX_ADAPTERS = 64, ENGINE_ADAPTER_ID_BYTES = 136 };
+#define ENGINE_ADAPTER_BYTES ((size_t)4 << 30) /* of all mounted together */
+
+struct engine_adapter; /* opaque */
+struct engine_adapter_entry { char id[ENGINE_ADAPTER_ID_BYTES], path[1024]; struct adapter_info info; };
+/* What a job holds from before engine_submit until after on_done, so that nothing of it can go away meanwhile. */
+struct adapter_pin {
+    struct adapter_handle *handles[PLAN_MAX_STACK]; /* for engine_job.adapters */
+    struct engine_adapter *held[PLAN_MAX_STACK];
+    int32_t n;
+};
+/* Load and name an adapter; one of that name is replaced in one go, jobs that hold it keep it. Blocks on disk. problems:
+ * see adapter_load. Its errors, and MB_TOO_LARGE, MB_UNSUPPORTED; then nothing has changed. */
+mb_status engine_adapter_mount(struct engine *e, const char *id, const char *path, struct engine_adapter_entry *out,
+                               struct buf *problems, mb_error *err);
+mb_status engine_adapter_unmount(struct engine *e, const char *id, mb_error *err); /* MB_NOT_FOUND */
+int32_t engine_adapter_list(struct engine *e, struct engine_adapter_entry *out, int32_t cap);
+/* All of these names, in stack order, or none: *missing is then the first that is not mounted (or beyond the stack). */
+bool engine_adapter_pin(struct engine *e, const char *const *ids, int32_t n, struct adapter_pin *out, int32_t *missing);
+void engine_adapter_unpin(struct engine *e, struct adapter_pin *pin);
 
 struct engine_stats {
     int32_t batch, active_rows, pending_rows, parked_rows;

@@ -79,14 +79,21 @@ struct run {
     uint64_t awaits_id;
 };
 
+struct adapter_table {
+    pthread_mutex_t lock;
+    struct engine_adapter *list[ENGINE_MAX_ADAPTERS]; /* in order of mounting */
+    int32_t n;
+};
+
 struct step {
-    struct row *rows;              /* [batch] */
+    struct row *rows;              /* [batch + ENGINE_EMBED_ROWS] */
     struct row_result *results;
     struct sequence **seqs;        /* NULL: ended before delivery */
     int32_t *i_draw;               /* first draw of a row */
     struct sample_pos *pos;        /* [n_draw_max] */
     struct draw *draws;
     int32_t n_rows, n_draws, n_tokens, n_prefill;
+    int32_t n_beside;              /* of n_rows: rows beside the batch, which draw nothing */
     bool undelivered;
 };
 
@@ -108,6 +115,7 @@ struct engine {
     bool has_state, has_window;    /* kinds present */
     struct kv_pool kv;
     struct prefix_tree tree;
+    struct adapter_table adapters;
 
     pthread_mutex_t lock;
     pthread_cond_t wake, cleared;
@@ -115,7 +123,7 @@ struct engine {
     bool thread_started;
     /* under lock */
     struct run *queue, **queue_tail, *running;
-    int32_t n_waiting;
+    int32_t n_waiting, n_embed_waiting;
     uint64_t next_id;
     bool dirty;                    /* something for the engine thread to look at */
     bool stopping, dead;
@@ -127,7 +135,8 @@ struct engine {
 
     /* engine thread */
     struct sequence *first, *last;
-    int32_t n_active, n_parked;
+    int32_t n_active, n_parked;    /* n_active: slots of the batch that are taken */
+    int32_t n_embed_active;        /* rows beside it */
     struct step step[2];
     int i_step;                    /* the one planned next */
     uint32_t turn;                 /* round robin of prefill */
@@ -139,6 +148,7 @@ struct engine {
 /* A method: how a sequence turns into rows and what becomes of the results. method.c holds the table. */
 struct method {
     const char *name;
+    bool beside;                                    /* takes rows beside the batch and its queue (ENGINE_EMBED_ROWS) */
     int32_t (*feed_end)(const struct sequence *s);  /* indices that must be computed */
     /* Add this sequence's next row of at most `budget` tokens; false when it has none now. */
     bool (*next_row)(struct engine *e, struct sequence *s, struct step *st, int32_t budget);
@@ -148,6 +158,13 @@ struct method {
     void (*deliver)(struct engine *e, struct sequence *s, struct step *st, int32_t i_row);
 };
 const struct method *method_get(enum job_method m);
+/* Which counter of taken slots a sequence is in while it is active; which counter of waiting jobs a run (lock). */
+int32_t *slots_of(struct engine *e, const struct sequence *s);
+int32_t *waiting_of(struct engine *e, const struct run *r);
+
+/* adapter.c */
+mb_status adapters_open(struct engine *e, mb_error *err);
+void adapters_close(struct engine *e);
 
 /* sequence.c */
 mb_status run_make_sequences(struct engine *e, struct run *r, mb_error *err);

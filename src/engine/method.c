@@ -3,7 +3,9 @@
  * autoregressive: every known id is computed, the last one draws; the drawn id joins the sequence.
  * score: the prompt's own ids are the targets: row positions from n_score_from on draw with a target, on_score is told
  *   the index of the predicted id. Ends with END_LENGTH.
+ * embed: the row that ends the prompt asks for the final norm's output at its last token; nothing draws.
  * Keys written by either are ordinary: committed, and published after a finite draw. */
+#include <math.h>
 #include <string.h>
 
 #include "engine/engine_int.h"
@@ -173,7 +175,7 @@ static bool score_next_row(struct engine *e, struct sequence *s, struct step *st
     int32_t from = span_start(s->run->job, score_from(s)), first = s->st.n_committed, covered;
     int32_t last = score_feed_end(s), stop = first < from && from < last ? from : last;
     bool draws = first >= from;
-    int32_t room = e->n_draw_max - st->n_draws - (e->opt.batch - st->n_rows - 1);
+    int32_t room = e->n_draw_max - st->n_draws - (e->opt.batch - (st->n_rows - st->n_beside) - 1);
     if (draws && room < budget) budget = room;
     if (budget <= 0) return false;
     int32_t end = chunk_end(e, s, stop, budget);
@@ -219,9 +221,44 @@ static void score_deliver(struct engine *e, struct sequence *s, struct step *st,
     if (s->end != END_NONE) seq_finish(e, s, s->end, MB_OK, NULL);
 }
 
+/* --- embed --- */
+
+static bool embed_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
+{
+    int32_t covered, first = s->st.n_committed, end = chunk_end(e, s, s->n_ids, budget);
+    if (end > first && !seq_grow(e, s, end, &covered)) end = covered > first ? chunk_end(e, s, s->n_ids, covered - first) : 0;
+    if (end <= first) return false;
+    struct row *r = row_add(e, s, st, end);
+    st->n_beside++;
+    if (end == s->n_ids) r->hidden_out = s->run->job->hidden;
+    return true;
+}
+
+static void embed_take(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+{
+    (void)st;
+    (void)i_row;
+    if (s->st.n_committed < s->n_ids) return;
+    bool finite = true;
+    for (int32_t i = 0; i < e->info->d_model; i++) finite = finite && isfinite(s->run->job->hidden[i]);
+    s->clean = finite;
+    s->end = finite ? END_LENGTH : END_ERROR;
+    if (finite) return;
+    s->end_status = MB_NON_FINITE;
+    s->end_text = "the model produced a NaN or an infinity in an embedding";
+}
+
+static void embed_deliver(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+{
+    (void)st;
+    (void)i_row;
+    if (s->end != END_NONE) seq_finish(e, s, s->end, s->end_status, s->end_text);
+}
+
 static const struct method methods[] = {
-    [JOB_GENERATE] = { "autoregressive", generate_feed_end, generate_next_row, generate_take, generate_deliver },
-    [JOB_SCORE] = { "score", score_feed_end, score_next_row, score_take, score_deliver },
+    [JOB_GENERATE] = { "autoregressive", false, generate_feed_end, generate_next_row, generate_take, generate_deliver },
+    [JOB_SCORE] = { "score", false, score_feed_end, score_next_row, score_take, score_deliver },
+    [JOB_EMBED] = { "embed", true, generate_feed_end, embed_next_row, embed_take, embed_deliver },
 };
 
 const struct method *method_get(enum job_method m)

@@ -75,6 +75,8 @@ static void fill_info(const struct model_spec *s, struct engine_loaded *info)
 {
     info->n_context = s->n_context;
     info->n_vocab = s->n_vocab;
+    info->d_model = s->d_model;
+    info->embeds = strcmp(s->arch_name, "qwen3") == 0;
     info->n_eos = s->n_eos;
     memcpy(info->eos_ids, s->eos_ids, sizeof info->eos_ids);
     info->kv_format = s->n_kinds ? s->kinds[0].format : 0;
@@ -116,7 +118,8 @@ static mb_status open_device(const struct engine_load *opt, const struct ops **o
 static struct model_options model_options_of(const struct engine_load *opt, const struct ops *ops, struct device *dev)
 {
     return (struct model_options){ .ops = ops, .device = dev, .tier = opt->tier, .kv_format = opt->kv_format,
-                                   .n_rows_max = opt->engine.batch > 0 ? opt->engine.batch : 1, .n_context = opt->n_context,
+                                   .n_rows_max = (opt->engine.batch > 0 ? opt->engine.batch : 1) + ENGINE_EMBED_ROWS,
+                                   .n_context = opt->n_context, .max_lora_rank = opt->max_lora_rank,
                                    .progress = opt->progress, .progress_ctx = opt->progress_ctx };
 }
 

@@ -15,6 +15,7 @@ struct engine_load {
     enum fidelity_tier tier;
     int kv_format;                 /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
     int32_t n_context;             /* 0 = the model's */
+    int32_t max_lora_rank;         /* of adapters; 0 = 64 (--max-lora-rank) */
     uint64_t memory_budget_bytes;  /* 0 = 90 % of what is free */
     uint64_t kv_budget_bytes;      /* 0 = no further limit (--kv-budget only lowers the pool) */
     struct engine_options engine;  /* pool_bytes is set here */
@@ -30,6 +31,8 @@ struct engine_loaded {
     int kv_format;
     int32_t n_layer_full, n_layer_window, n_context, n_vocab;
     int32_t eos_ids[16], n_eos;    /* config and generation_config */
+    bool embeds;                   /* of a family whose last hidden state is an embedding (qwen3, MOD-043) */
+    int32_t d_model;
 };
 
 /* MB_NO_MEMORY when weights and scratch do not fit the budget (with all numbers); else as model_open. */

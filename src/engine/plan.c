@@ -127,9 +127,16 @@ static int32_t prefill_tokens(const struct engine *e, const struct step *st)
     return n < room ? (int32_t)n : room;
 }
 
+/* More than one token to compute; a row beside the batch waits here even for its last, so that m_max holds a token for
+ * every row of the batch. */
+static bool prefills(const struct sequence *s)
+{
+    return plannable(s) && n_pending(s) > (s->method->beside ? 0 : 1);
+}
+
 static bool wants_prefill(const struct sequence *s)
 {
-    return plannable(s) && !s->in_flight && n_pending(s) > 1;
+    return prefills(s) && !s->in_flight;
 }
 
 static int32_t prefill_one(struct engine *e, struct step *st, struct sequence *s, int32_t budget)
@@ -154,7 +161,7 @@ static void plan_prefill(struct engine *e, struct step *st)
     for (int round = 0; round < 2; round++) {
         i = 0;
         for (struct sequence *s = e->first; s && budget > 0; s = s->next) {
-            if (!plannable(s) || n_pending(s) <= 1) continue;
+            if (!prefills(s)) continue;
             if ((i++ >= start) == (round == 0) && !s->in_flight) budget -= prefill_one(e, st, s, budget);
         }
     }
@@ -162,9 +169,9 @@ static void plan_prefill(struct engine *e, struct step *st)
 
 void plan_step(struct engine *e, struct step *st)
 {
-    st->n_rows = st->n_draws = st->n_tokens = st->n_prefill = 0;
+    st->n_rows = st->n_draws = st->n_tokens = st->n_prefill = st->n_beside = 0;
     secure_all(e);
     for (struct sequence *s = e->first; s; s = s->next)
-        if (plannable(s) && n_pending(s) == 1) s->method->next_row(e, s, st, 1);
+        if (plannable(s) && n_pending(s) == 1 && !s->method->beside) s->method->next_row(e, s, st, 1);
     plan_prefill(e, st);
 }

@@ -23,7 +23,7 @@ enum { STALLED_WAIT_MS = 20 };
 
 static bool has_work(const struct engine *e)
 {
-    if (e->n_active > 0 || e->step[0].undelivered || e->step[1].undelivered) return true;
+    if (e->n_active > 0 || e->n_embed_active > 0 || e->n_embed_waiting > 0 || e->step[0].undelivered || e->step[1].undelivered) return true;
     for (const struct sequence *s = e->first; s; s = s->next)
         if (s->phase == SEQ_READY || s->phase == SEQ_ENDED) return true;
     return e->queue && e->n_parked < e->opt.queue_max;
@@ -84,7 +84,7 @@ static struct run *queue_take(struct engine *e, bool all)
             continue;
         }
         *p = r->next;
-        if (r->counted) e->n_waiting--;
+        if (r->counted) --*waiting_of(e, r);
         r->next = NULL;
         *out_tail = r;
         out_tail = &r->next;

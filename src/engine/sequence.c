@@ -37,7 +37,7 @@ static mb_status seq_make(struct engine *e, struct sequence *s, struct run *r, i
     s->method = method_get(job->method);
     s->n_prompt = s->n_ids = job->n_ids;
     s->context_bound = job->max_tokens < 0 || job->max_tokens > room;
-    s->max_drawn = job->method == JOB_SCORE ? 0 : s->context_bound ? room : job->max_tokens;
+    s->max_drawn = job->method != JOB_GENERATE ? 0 : s->context_bound ? room : job->max_tokens;
     s->params = job->params;
     s->params.noise.i_choice = (uint32_t)i_choice;
     s->cap_snaps = e->has_state ? job->n_marks + 1 : 0;

@@ -19,6 +19,9 @@ struct stepper_info {
     const char *describe;        /* one line */
 };
 
+struct adapter_info;
+struct buf;
+
 struct stepper {
     void *ctx;
     const struct stepper_info *(*info)(void *ctx);
@@ -33,6 +36,10 @@ struct stepper {
     mb_status (*reserve_positions)(void *ctx, int32_t n, mb_error *err);
     void (*step_stats)(void *ctx, uint64_t *n_barriers, uint64_t *barrier_ns);
     void (*close)(void *ctx);    /* releases ctx */
+    /* Adapters, any thread; NULL: takes none. See model/adapter.h. */
+    mb_status (*adapter_load)(void *ctx, const char *id, const char *dir, struct adapter_handle **out,
+                              struct adapter_info *info, struct buf *problems, mb_error *err);
+    void (*adapter_free)(void *ctx, struct adapter_handle *h);
 };
 
 struct model;

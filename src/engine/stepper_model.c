@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "engine/stepper.h"
+#include "model/adapter.h"
 #include "model/model.h"
 
 /* Bits of cached keys are those of this version (docs/numerics.md): a change of any order of sums counts it up. */
@@ -107,6 +108,19 @@ static void ms_step_stats(void *ctx, uint64_t *n_barriers, uint64_t *barrier_ns)
     *barrier_ns = s.barrier_ns;
 }
 
+static mb_status ms_adapter_load(void *ctx, const char *id, const char *dir, struct adapter_handle **out,
+                                 struct adapter_info *info, struct buf *problems, mb_error *err)
+{
+    struct model_stepper *m = ctx;
+    return adapter_load(out, info, m->model, id, dir, problems, err);
+}
+
+static void ms_adapter_free(void *ctx, struct adapter_handle *h)
+{
+    (void)ctx;
+    adapter_free(h);
+}
+
 static void ms_close(void *ctx)
 {
     struct model_stepper *m = ctx;
@@ -131,6 +145,7 @@ mb_status stepper_from_model(struct stepper *out, struct model *model, mb_error 
                                      .async = m->ops->async, .kinds = m->plan->kinds, .n_kinds = m->plan->n_kinds,
                                      .identity = identity(m), .describe = m->ops->device_describe(m->device) };
     *out = (struct stepper){ m, ms_info, ms_submit, ms_collect, ms_pool_reserve, ms_page_copy, ms_pool_release,
-                             ms_page_read, ms_page_write, ms_reserve_positions, ms_step_stats, ms_close };
+                             ms_page_read, ms_page_write, ms_reserve_positions, ms_step_stats, ms_close, ms_adapter_load,
+                             ms_adapter_free };
     return MB_OK;
 }

@@ -325,29 +325,46 @@ static mb_status check_index_whole(const struct checkpoint *c, mb_error *err)
     return MB_OK;
 }
 
-static mb_status checkpoint_read(struct checkpoint *c, const char *dir, mb_error *err)
+static mb_status file_alone(struct checkpoint *c, const char *name, mb_error *err)
+{
+    char *own = arena_strdup(&c->arena, name);
+    return own ? shards_alloc(c, &own, 1, err) : no_memory(c, err);
+}
+
+/* name NULL: what the folder holds. */
+static mb_status checkpoint_read(struct checkpoint *c, const char *dir, const char *name, mb_error *err)
 {
     c->dir = arena_strdup(&c->arena, dir);
     if (!c->dir) return mb_fail(err, MB_NO_MEMORY, "%.400s: no memory for the list of tensors", dir);
     if (!dir_exists(dir)) return mb_fail(err, MB_NOT_FOUND, "%.400s is not a folder", dir);
-    MB_TRY(shards_find(c, err));
+    MB_TRY(name ? file_alone(c, name, err) : shards_find(c, err));
     for (size_t i = 0; i < c->n_shards; i++) MB_TRY(shard_open(c, &c->shards[i], err));
     MB_TRY(tensors_merge(c, err));
     return check_index_whole(c, err);
 }
 
-mb_status checkpoint_open(struct checkpoint **out, const char *dir, mb_error *err)
+static mb_status open_any(struct checkpoint **out, const char *dir, const char *name, mb_error *err)
 {
     *out = NULL;
     struct checkpoint *c = mb_calloc(1, sizeof *c);
     if (!c) return mb_fail(err, MB_NO_MEMORY, "%.400s: no memory for the list of tensors", dir);
     arena_init(&c->arena, (size_t)2 << 30);
-    mb_status st = checkpoint_read(c, dir, err);
+    mb_status st = checkpoint_read(c, dir, name, err);
     json_decref(c->weight_map);
     c->weight_map = NULL;
     if (st == MB_OK) *out = c;
     else checkpoint_close(c);
     return st;
+}
+
+mb_status checkpoint_open(struct checkpoint **out, const char *dir, mb_error *err)
+{
+    return open_any(out, dir, NULL, err);
+}
+
+mb_status checkpoint_open_file(struct checkpoint **out, const char *dir, const char *name, mb_error *err)
+{
+    return open_any(out, dir, name, err);
 }
 
 void checkpoint_close(struct checkpoint *c)

@@ -29,6 +29,8 @@ struct checkpoint; /* opaque */
 /* MB_NOT_FOUND (no weights; names the directory), MB_BAD_FORMAT (file, tensor, byte; "incomplete: have X of Y bytes"
  * for a short file; a missing shard by name), MB_UNSUPPORTED (unknown dtype by name), MB_IO, MB_NO_MEMORY. */
 mb_status checkpoint_open(struct checkpoint **out, const char *dir, mb_error *err);
+/* One file of a folder alone (a plain name, "adapters.safetensors"), whatever else stands there. */
+mb_status checkpoint_open_file(struct checkpoint **out, const char *dir, const char *name, mb_error *err);
 void checkpoint_close(struct checkpoint *c);
 size_t checkpoint_n_tensors(const struct checkpoint *c);
 const struct tensor_view *checkpoint_at(const struct checkpoint *c, size_t i);          /* in file order */

@@ -11,6 +11,7 @@
 
 #define ROPE_FIRST_POSITIONS 4096
 #define MODEL_M_MAX 2048
+#define MODEL_LORA_RANK 64 /* largest rank of an adapter unless --max-lora-rank says otherwise */
 #define MODEL_DRAWS_AT_ONCE 64 /* drawing positions whose logits exist at the same time */
 
 static mb_status rope_tables_open(struct model *m, mb_error *err)
@@ -81,6 +82,7 @@ static void set_limits(struct model *m, const struct model_options *opt)
     m->plan.m_max = opt->m_max > 0 ? opt->m_max : MODEL_M_MAX;
     if (m->plan.m_max < opt->n_rows_max) m->plan.m_max = opt->n_rows_max;
     m->plan.n_draw_max = MODEL_DRAWS_AT_ONCE;
+    m->plan.max_lora_rank = opt->max_lora_rank < 0 ? 0 : opt->max_lora_rank ? opt->max_lora_rank : MODEL_LORA_RANK;
     m->compile_opt.n_rows_max = opt->n_rows_max > 0 ? opt->n_rows_max : 1;
 }
 

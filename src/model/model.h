@@ -22,6 +22,7 @@ struct model_options {
     int32_t n_rows_max;          /* --batch */
     int32_t m_max;               /* tokens of a batch, 0 = 2048 */
     int32_t n_context;           /* lower the model's context; 0 = the model's own */
+    int32_t max_lora_rank;       /* of adapters that may be used; 0 = 64, < 0 = none */
     void (*progress)(void *ctx, double fraction); /* may be NULL */
     void *progress_ctx;
 };

@@ -19,6 +19,7 @@
 /* Buffers of the plan; linear inputs by (group) as their readers ask. */
 struct plan_bufs {
     buf_id residual, q, k, v, q_rot, attn, branch, gate, up, draw_residual, logits;
+    buf_id lora_in, draw_lora_in; /* float copies of what a norm gives to linears; -1 without adapters */
 };
 
 struct writer {
@@ -44,7 +45,7 @@ static buf_id add_buf(struct writer *w, const char *name, enum buf_type type, in
         return -1;
     }
     p->bufs[p->n_bufs] = (struct plan_buf){ .name = name, .type = type, .per_draw = per_draw, .width = (int32_t)width,
-                                            .group = group, .device = -1 };
+                                            .group = group, .device = -1, .copy = -1 };
     return (buf_id)p->n_bufs++;
 }
 
@@ -70,13 +71,15 @@ static int32_t weight_group(const struct writer *w, const struct weight *x)
     return w->m->ops->act_group(w->m->device, x, q.group_size);
 }
 
-/* Linear inputs named `name` for up to n weights of width k: one buffer per distinct group, listed in step->outs. */
+/* Linear inputs named `name` for up to n weights of width k: one buffer per distinct group, listed in step->outs. copy: the
+ * float buffer that adapters read instead, as wide as k. */
 static void add_inputs(struct writer *w, struct plan_step *step, const char *name, const struct weight *const *x, int n,
-                       bool per_draw, buf_id *in_of)
+                       bool per_draw, buf_id copy, buf_id *in_of)
 {
     int n_out = 0;
     for (int i = 0; i < n; i++) {
         buf_id b = add_buf(w, name, BUF_ACT, x[i]->k, weight_group(w, x[i]), per_draw);
+        if (b >= 0 && w->p->max_lora_rank > 0) w->p->bufs[b].copy = copy;
         int j = 0;
         while (j < n_out && step->outs[j] != b) j++;
         if (j == n_out) {
@@ -161,7 +164,8 @@ static void add_attention(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *qkv[3] = { &lw->q, &lw->k, &lw->v };
     buf_id in_of[3];
-    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->attn_norm), "attn_in", qkv, 3, false, in_of);
+    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->attn_norm), "attn_in", qkv, 3, false, w->b.lora_in,
+               in_of);
     struct part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false }, { &lw->k, lw->k_bias, w->b.k, false },
                              { &lw->v, lw->v_bias, w->b.v, false } };
     add_linears(w, i_layer, parts, in_of, 3, 0);
@@ -177,7 +181,7 @@ static void add_attention(struct writer *w, int i_layer)
     s->u.attend.window = l->window;
     s->u.attend.causal = true;
     const struct weight *o[1] = { &lw->o };
-    add_inputs(w, s, "o_in", o, 1, false, in_of);
+    add_inputs(w, s, "o_in", o, 1, false, w->b.attn, in_of);
     struct part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms };
     add_linears(w, i_layer, &out, in_of, 1, 0);
     if (spec->post_norms) add_post_norm(w, i_layer, lw->post_attn_norm);
@@ -190,14 +194,15 @@ static void add_mlp(struct writer *w, int i_layer)
     const struct weight *gate_up[2] = { &lw->gate, &lw->up };
     const struct weight *down[1] = { &lw->down };
     buf_id in_of[2];
-    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->mlp_norm), "mlp_in", gate_up, 2, false, in_of);
+    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in,
+               in_of);
     struct part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false }, { &lw->up, lw->up_bias, w->b.up, false } };
     add_linears(w, i_layer, parts, in_of, 2, 0);
     struct plan_step *s = add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
     s->u.glu.kind = spec->glu;
     s->u.glu.up = w->b.up;
     s->u.glu.width = spec->layers[i_layer].d_ff;
-    add_inputs(w, s, "down_in", down, 1, false, in_of);
+    add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of); /* act(gate) * up takes the place of gate */
     struct part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms };
     add_linears(w, i_layer, &out, in_of, 1, 0);
     if (spec->post_norms) add_post_norm(w, i_layer, lw->post_mlp_norm);
@@ -209,7 +214,8 @@ static void add_head(struct writer *w)
     const struct weight *head[1] = { m->spec.tied_head ? &m->embed : &m->head };
     buf_id in_of[1];
     add_step(w, STEP_DRAWS, -1, w->b.residual, w->b.draw_residual);
-    add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, in_of);
+    add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in,
+               in_of);
     struct part part = { head[0], NULL, w->b.logits, false };
     add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
     add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);
@@ -235,6 +241,8 @@ static void add_all_bufs(struct writer *w)
     w->b.gate = add_buf(w, "gate", BUF_F32, ff, 0, false);
     w->b.up = add_buf(w, "up", BUF_F32, ff, 0, false);
     w->b.draw_residual = add_buf(w, "draw_residual", BUF_F32, s->d_model, 0, true);
+    w->b.lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "lora_in", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.draw_lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "draw_lora_in", BUF_F32, s->d_model, 0, true) : -1;
     w->b.logits = add_buf(w, "logits", BUF_F32, s->n_vocab, 0, true);
 }
 

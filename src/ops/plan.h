@@ -32,6 +32,8 @@ struct plan_buf {
     int32_t width;
     int32_t group;      /* BUF_ACT: group of the weights that read it; 0 = they take floats */
     int16_t device;     /* 0 .. n_rank-1 or -1: on every rank alike */
+    int16_t copy;       /* BUF_ACT: float buffer that gets the same values for tokens with adapters, which read their input
+                           as floats; a buffer whose own values nobody needs any more at that point. -1 = none */
 };
 typedef int16_t buf_id; /* -1 = none */
 
@@ -139,13 +141,16 @@ struct plan {
     int32_t m_max;             /* tokens of a batch */
     int32_t n_draw_max;        /* drawing positions of a batch */
     int32_t n_modules;         /* linears that adapters may name */
+    int32_t max_lora_rank;     /* of an adapter that rows may carry: bounds scratch; 0 = no adapters */
 };
 
 /* A LoRA adapter bound to the modules of a plan. u = A x per row (float in, fixed lanes), then B u is added tile by
- * tile in the linear's epilogue: product, bias, then each adapter's delta in stack order. */
+ * tile in the linear's epilogue: product, bias, then each adapter's delta in stack order (docs/numerics.md section 2).
+ * Immutable once made; whoever submits rows keeps it alive until collect (engine/adapter.c counts). */
+#define PLAN_MAX_STACK 4 /* adapters of one row */
 struct lora_module {
     const float *a;  /* [rank][k] f32 */
-    const float *b;  /* [n][rank] f32, scale folded in */
+    const float *b;  /* [rank][n] f32, scale folded in: a row of it is what one element of u adds to all outputs */
     int32_t rank;    /* 0: the adapter does not touch this module */
 };
 struct adapter_handle {

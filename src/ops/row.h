@@ -88,6 +88,8 @@ struct row {
     enum row_draw draw;
     const struct sample_pos *draws; /* [1] for DRAW_LAST, [n] for DRAW_ALL; j-th sees history + ids[0..j] */
     float *logits_out;             /* tests and tools: [n_draw][n_vocab] raw logits before any processor; NULL */
+    float *hidden_out;             /* [d_model]: the final norm's output at the last token (embeddings); costs no logits;
+                                      written by collect; NULL */
     const struct adapter_handle *const *adapters; /* in stack order; n_adapters 0: the row never enters the step */
     int32_t n_adapters;
     enum row_commit commit;

@@ -6,8 +6,6 @@ static mb_status check_row(const struct compiled *c, const struct row *r, int32_
     const struct plan *p = c->plan;
     if (r->n <= 0 || m_so_far + r->n > p->m_max)
         return mb_fail(err, MB_INTERNAL, "a batch of %d tokens was submitted, the plan holds %d", m_so_far + r->n, p->m_max);
-    if (r->n_adapters)
-        return mb_fail(err, MB_UNSUPPORTED, "adapters are not in this version");
     if (r->rope_axes == 3)
         return mb_fail(err, MB_UNSUPPORTED, "three-axis positions are not in this version");
     if (r->i_first < 0 || r->i_first + r->n > p->n_context)
@@ -56,7 +54,7 @@ mb_status cpu_batch_fill(struct compiled *c, const struct row *rows, int32_t n_r
         for (int32_t j = 0; r->logits_out && j < row_n_draw(r); j++)
             b->draws[b->n_draw - row_n_draw(r) + j].logits_out = r->logits_out + (int64_t)j * c->plan->n_vocab;
     }
-    return MB_OK;
+    return cpu_lora_fill(c, err);
 }
 
 uint8_t *cpu_kv_area(const struct compiled *c, const struct row *r, int i_kind, int i_in_kind, int i_head, int32_t index)

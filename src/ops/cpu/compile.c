@@ -42,8 +42,8 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, u
         c->bufs[i] = base ? base + at : NULL;
     }
     struct cpu_batch *b = &c->batch;
-    int32_t **ints[] = { &b->row_of, &b->id, &b->index, &b->rope_pos };
-    for (size_t i = 0; i < 4; i++) {
+    int32_t **ints[] = { &b->row_of, &b->id, &b->index, &b->rope_pos, &c->lora.token, &c->lora.slot_of };
+    for (size_t i = 0; i < sizeof ints / sizeof ints[0]; i++) {
         at = take(&off, (size_t)p->m_max * sizeof(int32_t));
         *ints[i] = base ? (int32_t *)(base + at) : NULL;
     }
@@ -51,6 +51,9 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, u
     b->row_first = base ? (int32_t *)(base + at) : NULL;
     at = take(&off, (size_t)p->m_max * sizeof *b->draws);
     b->draws = base ? (struct cpu_draw_pos *)(base + at) : NULL;
+    int64_t n_slots = p->m_max > p->n_draw_max ? p->m_max : p->n_draw_max;
+    at = take(&off, (size_t)n_slots * cpu_lora_slot_floats(p) * sizeof(float));
+    c->lora.u = base ? (float *)(base + at) : NULL;
     c->attn_partials_bytes = cpu_attn_partials_bytes(p, n_threads);
     at = take(&off, c->attn_partials_bytes);
     c->attn_partials = base ? base + at : NULL;
@@ -85,7 +88,7 @@ mb_status cpu_compile(struct device *d, const struct plan *p, const struct compi
     if (!c) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     c->dev = d;
     c->plan = p;
-    c->i_draws = p->n_steps;
+    c->i_draws = c->i_final_norm = p->n_steps;
     c->steps = mb_calloc((size_t)p->n_steps, sizeof *c->steps);
     c->thread_scratch = mb_calloc((size_t)n_threads, sizeof *c->thread_scratch);
     c->block_bytes = cpu_scratch_bytes(d, p, opt);
@@ -101,6 +104,7 @@ mb_status cpu_compile(struct device *d, const struct plan *p, const struct compi
         c->steps[i].s = &p->steps[i];
         c->steps[i].run = step_function(p->steps[i].op);
         if (p->steps[i].op == STEP_DRAWS) c->i_draws = i;
+        if (p->steps[i].op == STEP_NORM && i > c->i_draws && c->i_final_norm == p->n_steps) c->i_final_norm = i;
         if (!c->steps[i].run) {
             cpu_compiled_free(c);
             return mb_fail(err, MB_UNSUPPORTED, "step %d (kind %d) is not in the CPU backend", i, (int)p->steps[i].op);
@@ -132,6 +136,7 @@ void cpu_write_inputs(const struct compiled *c, const buf_id *outs, int64_t i, c
         const struct plan_buf *b = &c->plan->bufs[outs[o]];
         uint8_t *row = c->bufs[outs[o]] + (size_t)i * c->row_bytes[outs[o]];
         enum act_form form = c->form[outs[o]];
+        if (cpu_lora_on(c)) cpu_lora_copy(c, outs[o], i, x, col0, col1);
         if (form == ACT_F32)
             memcpy((float *)row + col0, x + col0, (size_t)(col1 - col0) * sizeof(float));
         else

@@ -52,6 +52,15 @@ struct cpu_batch {
     int32_t draw0, n_draw_now;  /* the block of draws that the per-draw steps work on */
 };
 
+/* LoRA of the batch (step_lora.c). A slot holds u of one token (or of one drawing position) for every part of a linear
+ * and every place of the stack: [PLAN_MAX_PARTS][PLAN_MAX_STACK][max_lora_rank]. */
+struct cpu_lora {
+    int32_t *token;             /* [m_max] tokens of rows with adapters, rising; slot i belongs to token[i] */
+    int32_t n_token;
+    int32_t *slot_of;           /* [m_max] slot of a token, -1: its row has no adapter */
+    float *u;                   /* [max(m_max, n_draw_max)] slots */
+};
+
 struct cpu_step;
 struct compiled {
     struct device *dev;
@@ -68,6 +77,8 @@ struct compiled {
     uint8_t *attn_partials;     /* split results of small batches */
     size_t attn_partials_bytes;
     struct cpu_batch batch;
+    struct cpu_lora lora;
+    int32_t i_final_norm;       /* the step whose norm rows with hidden_out get; n_steps when the plan has none */
     struct ops_step_stats stats;
 };
 
@@ -87,6 +98,27 @@ int cpu_step_attend(struct compiled *c, const struct plan_step *s, int phase, in
 int cpu_step_glu(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
 int cpu_step_draws(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
 int cpu_step_sample(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
+
+/* step_lora.c: adapters of a linear. Rows without an adapter are never touched; a batch without any costs one comparison.
+ *   cpu_lora_on       does this linear step have adapters to apply? Then all threads call cpu_lora_project before the
+ *                     product, a barrier follows, and every tile of the product passes through cpu_lora_add.
+ *   cpu_lora_add      y: columns [col0, col0 + n_cols) of the outputs of part i_part for all rows of the step, ld apart,
+ *                     after product and bias.
+ *   cpu_lora_copy     keep columns [col0, col1) of row i of a linear input as floats, if that row's token has adapters;
+ *                     called by cpu_write_inputs. */
+static inline bool cpu_lora_on(const struct compiled *c)
+{
+    return c->lora.n_token > 0;
+}
+void cpu_lora_project(struct compiled *c, const struct plan_step *s, int i_thread, int n_threads);
+void cpu_lora_add(const struct compiled *c, const struct plan_step *s, int i_part, float *y, int64_t ld, int64_t col0,
+                  int64_t n_cols);
+void cpu_lora_copy(const struct compiled *c, buf_id input, int64_t i, const float *x, int64_t col0, int64_t col1);
+/* Which tokens of the flattened batch have adapters; MB_UNSUPPORTED (too many, rank above the plan's). */
+mb_status cpu_lora_fill(struct compiled *c, mb_error *err);
+size_t cpu_lora_slot_floats(const struct plan *p);
+/* This thread's share of the rows that asked for hidden_out, after the last layer. */
+void cpu_hidden_out(struct compiled *c, int i_thread, int n_threads);
 
 /* Helpers (compile.c, batch.c). */
 static inline float *cpu_row_f32(const struct compiled *c, buf_id b, int64_t i)

@@ -131,6 +131,12 @@ struct cpu_kernels {
     void (*gelu_tanh_mul)(const float *gate, const float *up, int64_t n, float *y); /* mb_gelu_tanh(gate) * up */
     void (*softcap)(float *x, int64_t n, float cap);                /* cap * mb_tanh(x / cap), x / cap a division */
 
+    /* LoRA (docs/numerics.md section 2). lora_project: u[r] = sum over k of a[r][k] * x[k], r < n_rows, rows of a ld_a
+     * apart: 16 lanes, element j goes to lane j % 16 by fma(a, x, lane) in index order, lanes fold as in rmsnorm.
+     * lora_add: y[o] = y[o] + acc(o), acc = fma(b[r][o], u[r], acc), r rising from 0, acc = +0; rows of b ld_b apart. */
+    void (*lora_project)(const float *a, int64_t ld_a, int32_t n_rows, const float *x, int64_t k, float *u);
+    void (*lora_add)(const float *b, int64_t ld_b, int32_t rank, const float *u, int64_t n, float *y);
+
     /* Write K and V of one token (d floats each) into slot `i_key` (0..63) of a page area, rounded to nearest even. */
     void (*kv_write)(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area);
     /* Read back (tests, tools). */

@@ -40,6 +40,7 @@ static void run_thread(void *ctx, int i_thread, int n_threads)
     struct run_ctx *r = ctx;
     int32_t split = r->c->i_draws < r->first ? r->first : r->c->i_draws < r->last ? r->c->i_draws : r->last;
     run_steps(r->c, r->first, split, i_thread, n_threads);
+    if (split < r->last) cpu_hidden_out(r->c, i_thread, n_threads);
     if (split < r->last) run_draw_steps(r->c, split, r->last, i_thread, n_threads);
 }
 

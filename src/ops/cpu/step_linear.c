@@ -1,5 +1,6 @@
 /* step_linear.c: linear groups. The blocks of 16 outputs of all parts form one line that is cut into contiguous shares, so
- * that each thread reads one stream of weights. Order of an output: product, bias, then the sum into the residual.
+ * that each thread reads one stream of weights. Order of an output: product, bias, adapters, soft cap, then the sum into the
+ * residual. With adapters in the batch a phase goes before that computes their u (step_lora.c).
  */
 #include "ops/cpu/cpu_int.h"
 
@@ -25,15 +26,17 @@ struct part_run {
     float softcap;
     int64_t m, ld_out;
     float *out; /* column 0 of this part, row 0 */
+    const struct compiled *c;
+    const struct plan_step *s;
+    int i_part;
 };
 
 static void finish_product(const struct cpu_kernels *k, const struct part_run *p, float *y, int64_t ld, int64_t col0,
                            int64_t n_cols)
 {
-    for (int64_t i = 0; i < p->m; i++) {
-        if (p->bias) k->add(y + i * ld, p->bias + col0, n_cols);
-        if (p->softcap > 0) k->softcap(y + i * ld, n_cols, p->softcap);
-    }
+    for (int64_t i = 0; p->bias && i < p->m; i++) k->add(y + i * ld, p->bias + col0, n_cols);
+    if (cpu_lora_on(p->c)) cpu_lora_add(p->c, p->s, p->i_part, y, ld, col0, n_cols);
+    for (int64_t i = 0; p->softcap > 0 && i < p->m; i++) k->softcap(y + i * ld, n_cols, p->softcap);
 }
 
 static int64_t cols_of(const struct part_run *p, int64_t blk0, int64_t blk1)
@@ -63,8 +66,12 @@ static void run_add(const struct cpu_kernels *k, const struct part_run *p, int64
 
 int cpu_step_linear(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
 {
-    (void)phase;
     const struct cpu_kernels *k = &c->dev->kernels;
+    int n_phases = cpu_lora_on(c) ? 2 : 1;
+    if (phase < n_phases - 1) {
+        cpu_lora_project(c, s, i_thread, n_threads);
+        return n_phases;
+    }
     int64_t total = 0, first, end, before = 0;
     for (int i = 0; i < s->u.linear.n_parts; i++) total += (s->u.linear.part[i].w->n + 15) / 16;
     threads_share(total, 1, i_thread, n_threads, &first, &end);
@@ -85,9 +92,10 @@ int cpu_step_linear(struct compiled *c, const struct plan_step *s, int phase, in
             .m = cpu_rows_of(c, s->in),
             .ld_out = (int64_t)(c->row_bytes[out] / sizeof(float)),
             .out = cpu_row_f32(c, out, 0) + s->u.linear.part[i].out_offset,
+            .c = c, .s = s, .i_part = i,
         };
         if (s->u.linear.part[i].add) run_add(k, &p, b0, b1, (float *)c->thread_scratch[i_thread]);
         else run_store(k, &p, b0, b1);
     }
-    return 1;
+    return n_phases;
 }

@@ -22,6 +22,7 @@
 
 void avx512_fill_matmul(struct cpu_kernels *t);
 void avx512_fill_matmul_f32(struct cpu_kernels *t);
+void avx512_fill_lora(struct cpu_kernels *t);
 void avx512_fill_attention(struct cpu_kernels *t);
 
 FORCED __m512i load_i(const void *p)

@@ -7,5 +7,6 @@ void cpu_fill_avx512(struct cpu_kernels *t)
     t->level = "avx512";
     avx512_fill_matmul(t);
     avx512_fill_matmul_f32(t);
+    avx512_fill_lora(t);
     avx512_fill_attention(t);
 }

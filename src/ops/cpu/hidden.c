@@ -1,0 +1,15 @@
+/* hidden.c: the final norm's output at the last token of rows that ask for it (row.hidden_out): embeddings. Reads the
+ * residual behind the last layer; no logits are computed for such a row. Same arithmetic as the norm step of the plan.
+ */
+#include "ops/cpu/cpu_int.h"
+
+void cpu_hidden_out(struct compiled *c, int i_thread, int n_threads)
+{
+    const struct cpu_batch *b = &c->batch;
+    if (c->i_final_norm >= c->plan->n_steps) return;
+    const struct plan_step *norm = &c->plan->steps[c->i_final_norm], *draws = &c->plan->steps[c->i_draws];
+    for (int32_t i = i_thread; i < b->n_rows; i += n_threads)
+        if (b->rows[i].hidden_out)
+            c->dev->kernels.rmsnorm(cpu_row_f32(c, draws->in, b->row_first[i + 1] - 1), norm->u.norm.weight, c->plan->d_model,
+                                    norm->u.norm.eps, b->rows[i].hidden_out);
+}
