@@ -5,6 +5,8 @@
 
 #include "convert/gguf_import_int.h"
 
+#define MAX_LAYERS 1024 /* as the reader of config.json */
+
 static const struct import_arch archs[] = {
     { "llama", "llama", "LlamaForCausalLM", true, false, "post_attention_layernorm", NULL, NULL },
     { "qwen2", "qwen2", "Qwen2ForCausalLM", false, false, "post_attention_layernorm", NULL, NULL },
@@ -88,6 +90,9 @@ mb_status import_arch_read(struct import *im, mb_error *err)
     snprintf(im->report.arch, sizeof im->report.arch, "%s", im->arch->name);
     MB_TRY(refuse_experts(im, err));
     MB_TRY(get_size(im, "block_count", 0, &im->n_layer, err));
+    if (im->n_layer > MAX_LAYERS)
+        return mb_fail(err, MB_BAD_FORMAT, "%s: %s is %lld, at most %d", im->path, import_key(im, "block_count"),
+                       (long long)im->n_layer, MAX_LAYERS);
     MB_TRY(get_size(im, "embedding_length", 0, &im->n_embd, err));
     MB_TRY(get_size(im, "feed_forward_length", 0, &im->n_ff, err));
     MB_TRY(get_size(im, "attention.head_count", 0, &im->n_head, err));

@@ -1,4 +1,5 @@
 /* arch.c: the arch table. A family that differs by switches is a row and a reader; see docs/add-a-family.md. */
+#include <stdio.h>
 #include <string.h>
 
 #include "model/arch_int.h"
@@ -6,12 +7,22 @@
 static const char *const llama_types[] = { "llama", "mistral", NULL };
 static const char *const qwen2_types[] = { "qwen2", NULL };
 static const char *const qwen3_types[] = { "qwen3", NULL };
+static const char *const smollm3_types[] = { "smollm3", NULL };
+static const char *const phi3_types[] = { "phi3", NULL };
+static const char *const glm4_types[] = { "glm4", NULL };
+static const char *const gemma_types[] = { "gemma", NULL };
+static const char *const gemma2_types[] = { "gemma2", NULL };
 static const char *const gemma3_types[] = { "gemma3_text", "gemma3", NULL };
 
 static const struct arch_row rows[] = {
     { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral without a window" },
     { "qwen2", qwen2_types, arch_read_qwen2, KV_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
     { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
+    { "smollm3", smollm3_types, arch_read_smollm3, KV_F16, "SmolLM3: some layers without positions" },
+    { "phi3", phi3_types, arch_read_phi3, KV_F16, "Phi-3, Phi-4-mini: fused q k v and gate up, longrope" },
+    { "glm4", glm4_types, arch_read_glm4, KV_F16, "GLM-4 (0414): half-rotated interleaved heads, post-norms, fused gate up" },
+    { "gemma", gemma_types, arch_read_gemma, KV_F16, "Gemma 1" },
+    { "gemma2", gemma2_types, arch_read_gemma2, KV_F16, "Gemma 2: soft caps, every other layer a window, post-norms" },
     { "gemma3", gemma3_types, arch_read_gemma3, KV_F16, "Gemma 3 text: windows, two rope bases, post-norms" },
 };
 
@@ -27,4 +38,14 @@ const struct arch_row *arch_find(const char *model_type)
         for (const char *const *t = rows[i].model_types; *t; t++)
             if (strcmp(*t, model_type) == 0) return &rows[i];
     return NULL;
+}
+
+char *arch_known(char text[512])
+{
+    size_t len = 0;
+    text[0] = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (const char *const *t = rows[i].model_types; *t && len < 480; t++)
+            len += (size_t)snprintf(text + len, 512 - len, "%s%s", len ? ", " : "", *t);
+    return text;
 }

@@ -1,23 +1,91 @@
-/* arch_gemma.c: reader of Gemma 3 (text). Its own: norms with weight + 1 before and after each block, norms on q and k,
- * windows on most layers with a rope base of their own, the embedding scaled by sqrt(d).
- * Oracle: mlx_lm.models.{gemma3,gemma3_text}. The embedding scale is rounded to bfloat16 as there (notes in
- * docs/numerics.md); the residual stays in float32, which its values need (B-029).
+/* arch_gemma.c: readers of Gemma 1, 2 and 3 (text). Their own: norms with weight + 1, the embedding scaled by sqrt(d); from
+ * Gemma 2 on norms after each block too and windows on some layers; Gemma 2 caps scores and logits, Gemma 3 has norms on q
+ * and k and a rope base for its windows.
+ * Oracle: mlx_lm.models.{gemma,gemma2,gemma3,gemma3_text}; the windows of Gemma 2 and the tanh form of GELU in Gemma 1 as
+ * transformers (mlx_lm leaves the windows out and takes the erf form).
+ * The embedding scale is rounded to bfloat16, the type of these checkpoints (docs/numerics.md); the residual stays in
+ * float32, which its values need (B-029).
  */
 #include <string.h>
 
 #include "model/arch_int.h"
+
+/* What all three share. */
+static mb_status read_gemma_like(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    MB_TRY(config_read_common(s, c, err));
+    s->glu = GLU_GELU_TANH;
+    s->norm_plus_one = true;
+    s->embed_scale = bf16_to_f32(f32_to_bf16(__builtin_sqrtf((float)s->d_model)));
+    return config_bool_or(c, "tie_word_embeddings", true, &s->tied_head, err);
+}
+
+static void use_post_norms(struct model_spec *s)
+{
+    static const struct norm_names norms = { "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+                                             "post_feedforward_layernorm" };
+    s->post_norms = true;
+    s->norms = &norms;
+}
+
+/* One rope for every layer. */
+static mb_status read_one_rope(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    struct rope_params rope;
+    MB_TRY(rope_params_read(s, c, "rope_theta", 10000.0, s->layers[0].head_dim, &rope, err));
+    int32_t i_rope = model_spec_add_rope(s, &rope);
+    for (int i = 0; i < s->n_layer; i++) s->layers[i].i_rope = i_rope;
+    return MB_OK;
+}
+
+mb_status arch_read_gemma(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    MB_TRY(read_gemma_like(s, c, err));
+    return read_one_rope(s, c, err);
+}
+
+/* A cap of null or 0 is none. */
+static mb_status read_cap(const json_t *c, const char *key, double dflt, float *out, mb_error *err)
+{
+    const json_t *v = json_object_get(c, key);
+    double cap = dflt;
+    if (v && json_is_null(v)) cap = 0;
+    else MB_TRY(config_float_or(c, key, dflt, &cap, err));
+    if (!(cap >= 0)) return mb_fail_at(err, MB_BAD_FORMAT, key, "config.json: %s must be at least 0", key);
+    *out = (float)cap;
+    return MB_OK;
+}
+
+mb_status arch_read_gemma2(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    int32_t window = 0;
+    double scalar = 0;
+    float cap = 0;
+    MB_TRY(read_gemma_like(s, c, err));
+    use_post_norms(s);
+    MB_TRY(read_one_rope(s, c, err));
+    MB_TRY(config_int_or(c, "sliding_window", 4096, 1, 1 << 26, &window, err));
+    MB_TRY(config_float_or(c, "query_pre_attn_scalar", 144, &scalar, err));
+    MB_TRY(read_cap(c, "attn_logit_softcapping", 50, &cap, err));
+    MB_TRY(read_cap(c, "final_logit_softcapping", 30, &s->logit_softcap, err));
+    if (!(scalar > 0)) return mb_fail(err, MB_BAD_FORMAT, "config.json: query_pre_attn_scalar must be above 0");
+    for (int i = 0; i < s->n_layer; i++) {
+        struct layer_spec *l = &s->layers[i];
+        l->attn = i % 2 == 0 ? ATTN_SLIDING : ATTN_FULL;
+        l->window = i % 2 == 0 ? window : 0;
+        l->attn_scale = (float)(1.0 / __builtin_sqrt(scalar));
+        l->attn_softcap = cap;
+    }
+    return config_read_layer_types(s, c, window, err);
+}
 
 static mb_status read_text_config(struct model_spec *s, const json_t *c, const json_t *root, mb_error *err)
 {
     struct rope_params global, local;
     int32_t pattern = 0, window = 0;
     double scalar = 0, local_theta = 0;
-    MB_TRY(config_read_common(s, c, err));
-    s->glu = GLU_GELU_TANH;
-    s->norm_plus_one = true;
-    s->post_norms = true;
-    s->embed_scale = bf16_to_f32(f32_to_bf16(__builtin_sqrtf((float)s->d_model)));
-    MB_TRY(config_bool_or(c, "tie_word_embeddings", true, &s->tied_head, err));
+    MB_TRY(read_gemma_like(s, c, err));
+    use_post_norms(s);
     if (root != c) MB_TRY(config_bool_or(root, "tie_word_embeddings", s->tied_head, &s->tied_head, err));
     MB_TRY(config_int_or(c, "sliding_window", 512, 1, 1 << 26, &window, err));
     MB_TRY(config_int_or(c, "sliding_window_pattern", 6, 1, 1024, &pattern, err));

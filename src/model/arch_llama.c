@@ -1,6 +1,6 @@
-/* arch_llama.c: readers of the llama-like families: llama, mistral, qwen2, qwen3. They share one shape (pre-norm, gated
- * SiLU, rotary positions) and differ by switches.
- * Oracle: mlx_lm.models.{llama,qwen2,qwen3}.
+/* arch_llama.c: readers of the llama-like families: llama, mistral, qwen2, qwen3, smollm3, phi3, glm4. They share one shape
+ * (gated SiLU, rotary positions) and differ by switches.
+ * Oracle: mlx_lm.models.{llama,qwen2,qwen3,smollm3,phi3,glm4}; windows of phi3 as transformers (mlx_lm leaves them out).
  */
 #include <string.h>
 
@@ -35,6 +35,19 @@ static mb_status read_llama_like(struct model_spec *s, const json_t *c, double t
     return config_read_layer_types(s, c, window, err);
 }
 
+/* A window over every layer, where the config sets one and lists no layer_types. */
+static mb_status window_everywhere(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    int32_t window = 0;
+    MB_TRY(config_int_or(c, "sliding_window", 0, 0, 1 << 26, &window, err));
+    if (window == 0 || json_object_get(c, "layer_types")) return MB_OK;
+    for (int i = 0; i < s->n_layer; i++) {
+        s->layers[i].attn = ATTN_SLIDING;
+        s->layers[i].window = window;
+    }
+    return MB_OK;
+}
+
 mb_status arch_read_llama(struct model_spec *s, const json_t *c, mb_error *err)
 {
     bool bias = false;
@@ -43,14 +56,7 @@ mb_status arch_read_llama(struct model_spec *s, const json_t *c, mb_error *err)
     s->attn_bias_qkv = s->attn_bias_o = bias;
     MB_TRY(config_bool_or(c, "mlp_bias", false, &s->mlp_bias, err));
     /* Mistral v0.1 sets a window for every layer and lists no layer_types. */
-    int32_t window = 0;
-    MB_TRY(config_int_or(c, "sliding_window", 0, 0, 1 << 26, &window, err));
-    if (strcmp(s->model_type, "mistral") == 0 && window > 0 && !json_object_get(c, "layer_types"))
-        for (int i = 0; i < s->n_layer; i++) {
-            s->layers[i].attn = ATTN_SLIDING;
-            s->layers[i].window = window;
-        }
-    return MB_OK;
+    return strcmp(s->model_type, "mistral") == 0 ? window_everywhere(s, c, err) : MB_OK;
 }
 
 mb_status arch_read_qwen2(struct model_spec *s, const json_t *c, mb_error *err)
@@ -66,5 +72,45 @@ mb_status arch_read_qwen3(struct model_spec *s, const json_t *c, mb_error *err)
     MB_TRY(config_bool_or(c, "attention_bias", false, &s->attn_bias_qkv, err));
     s->attn_bias_o = s->attn_bias_qkv;
     for (int i = 0; i < s->n_layer; i++) s->layers[i].qk_norm = true;
+    return MB_OK;
+}
+
+/* no_rope_layers: 1 where a layer has positions; by default every no_rope_layer_interval-th has none. */
+mb_status arch_read_smollm3(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    int32_t interval = 4;
+    const json_t *list = json_object_get(c, "no_rope_layers");
+    MB_TRY(arch_read_llama(s, c, err));
+    MB_TRY(config_int_or(c, "no_rope_layer_interval", 4, 1, 1024, &interval, err));
+    if (list && !json_is_null(list) && json_array_size(list) != (size_t)s->n_layer)
+        return mb_fail_at(err, MB_BAD_FORMAT, "no_rope_layers", "config.json: no_rope_layers must list %d layers", s->n_layer);
+    for (int i = 0; i < s->n_layer; i++) {
+        const json_t *v = json_array_get(list, (size_t)i);
+        if (v && !json_is_integer(v))
+            return mb_fail_at(err, MB_BAD_FORMAT, "no_rope_layers", "config.json: no_rope_layers[%d] must be 0 or 1", i);
+        if (v ? json_integer_value(v) == 0 : (i + 1) % interval == 0) s->layers[i].i_rope = -1;
+    }
+    return MB_OK;
+}
+
+mb_status arch_read_phi3(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    MB_TRY(read_llama_like(s, c, 10000.0, false, err));
+    s->fused_qkv = s->fused_gate_up = true;
+    return window_everywhere(s, c, err);
+}
+
+mb_status arch_read_glm4(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    static const struct norm_names norms = { "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
+                                             "post_mlp_layernorm" };
+    bool interleaved = true;
+    MB_TRY(read_llama_like(s, c, 10000.0, false, err));
+    MB_TRY(config_bool_or(c, "attention_bias", false, &s->attn_bias_qkv, err));
+    MB_TRY(config_bool_or(c, "rope_traditional", true, &interleaved, err));
+    for (int i = 0; i < s->n_ropes; i++) s->ropes[i].interleaved = interleaved;
+    s->fused_gate_up = true;
+    s->post_norms = true;
+    s->norms = &norms;
     return MB_OK;
 }

@@ -46,33 +46,41 @@ static mb_status check_matrix(const struct tensor_view *t, int64_t n, int64_t co
 }
 
 /* The quantised case: words, scales and biases must agree with bits and group (B-113). */
+/* Bytes before the wanted rows of a matrix. */
+static size_t rows_before(const struct bind_request *r, const struct tensor_view *t)
+{
+    return r->n_file ? (size_t)r->first * (t->size_bytes / (size_t)r->n_file) : 0;
+}
+
 static mb_status bind_quantised(const struct checkpoint *c, const char *path, const struct tensor_view *w,
                                 const struct bind_request *r, struct weight_source *out, mb_error *err)
 {
+    int64_t n_file = r->n_file ? r->n_file : r->n;
     struct quant_spec *q = &out->spec;
     const struct tensor_view *scales = checkpoint_findf(c, "%s.scales", path);
     const struct tensor_view *biases = checkpoint_findf(c, "%s.biases", path);
     int64_t words = quant_row_words(q, r->k);
-    if (w->n_dim == 2 && w->shape[0] == r->n && w->shape[1] != words && words > 0)
+    if (w->n_dim == 2 && w->shape[0] == n_file && w->shape[1] != words && words > 0)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds %lld-bit codes by its shape [%lld, %lld], config.json says "
-                       "%d bits (%lld words a row)", w->name, (long long)(w->shape[1] * 32 / r->k), (long long)r->n,
+                       "%d bits (%lld words a row)", w->name, (long long)(w->shape[1] * 32 / r->k), (long long)n_file,
                        (long long)w->shape[1], q->bits, (long long)words);
-    MB_TRY(check_matrix(w, r->n, words, "u32 words of the quantised rows", err));
+    MB_TRY(check_matrix(w, n_file, words, "u32 words of the quantised rows", err));
     if (!scales) return mb_fail(err, MB_NOT_FOUND, "tensor %s.scales is missing", path);
     if (r->k % q->group_size != 0)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s: %lld inputs are no multiple of group size %d", w->name,
                        (long long)r->k, q->group_size);
-    MB_TRY(check_matrix(scales, r->n, r->k / q->group_size, "one scale a group", err));
+    MB_TRY(check_matrix(scales, n_file, r->k / q->group_size, "one scale a group", err));
     if (q->mode == QUANT_AFFINE) {
         if (!biases) return mb_fail(err, MB_NOT_FOUND, "tensor %s.biases is missing", path);
-        MB_TRY(check_matrix(biases, r->n, r->k / q->group_size, "one bias a group", err));
+        MB_TRY(check_matrix(biases, n_file, r->k / q->group_size, "one bias a group", err));
         if (biases->dtype != scales->dtype)
             return mb_fail(err, MB_BAD_FORMAT, "tensor %s.biases is %s, its scales are %s", path,
                            dtype_get(biases->dtype)->name, dtype_get(scales->dtype)->name);
     }
     out->dt = scales->dtype;
-    out->scales = scales->data;
-    out->biases = biases ? biases->data : NULL;
+    out->w = w->data + rows_before(r, w);
+    out->scales = scales->data + rows_before(r, scales);
+    out->biases = biases ? biases->data + rows_before(r, biases) : NULL;
     return MB_OK;
 }
 
@@ -87,7 +95,6 @@ mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, st
     out->name = path;
     out->n = r->n;
     out->k = r->k;
-    out->w = w->data;
     out->gather_only = r->gather_only;
     out->spec = quant_config_get(s->quant, path);
     /* A module without scales beside it is a plain matrix, whatever the global entry says (as mlx-lm's loader does). */
@@ -101,7 +108,9 @@ mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, st
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes F32, F16, BF16 and MLX affine weights: "
                        "convert it with mlx-bun convert", w->name, dtype_get(w->dtype)->name);
     out->dt = w->dtype;
-    return check_matrix(w, r->n, r->k, dtype_get(w->dtype)->name, err);
+    MB_TRY(check_matrix(w, r->n_file ? r->n_file : r->n, r->k, dtype_get(w->dtype)->name, err));
+    out->w = w->data + rows_before(r, w);
+    return MB_OK;
 }
 
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err)
@@ -112,21 +121,26 @@ mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *
         const struct layer_spec *l = &s->layers[i];
         struct layer_weights *w = &m->layers[i];
         int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
-        struct { const char *name; int64_t n, k; struct weight *dst; } part[] = {
-            { "self_attn.q_proj", nq, s->d_model, &w->q },     { "self_attn.k_proj", nkv, s->d_model, &w->k },
-            { "self_attn.v_proj", nkv, s->d_model, &w->v },    { "self_attn.o_proj", s->d_model, nq, &w->o },
-            { "mlp.gate_proj", l->d_ff, s->d_model, &w->gate }, { "mlp.up_proj", l->d_ff, s->d_model, &w->up },
-            { "mlp.down_proj", s->d_model, l->d_ff, &w->down },
+        int64_t n_qkv = s->fused_qkv ? nq + 2 * nkv : 0, n_gate_up = s->fused_gate_up ? 2 * (int64_t)l->d_ff : 0;
+        const char *qkv = s->fused_qkv ? "self_attn.qkv_proj" : NULL, *gate_up = s->fused_gate_up ? "mlp.gate_up_proj" : NULL;
+        const struct { const char *name, *fused; int64_t n, k, first, n_file; struct weight *dst; } part[] = {
+            { "self_attn.q_proj", qkv, nq, s->d_model, 0, n_qkv, &w->q },
+            { "self_attn.k_proj", qkv, nkv, s->d_model, nq, n_qkv, &w->k },
+            { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, n_qkv, &w->v },
+            { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o },
+            { "mlp.gate_proj", gate_up, l->d_ff, s->d_model, 0, n_gate_up, &w->gate },
+            { "mlp.up_proj", gate_up, l->d_ff, s->d_model, l->d_ff, n_gate_up, &w->up },
+            { "mlp.down_proj", NULL, s->d_model, l->d_ff, 0, 0, &w->down },
         };
         for (size_t p = 0; p < sizeof part / sizeof part[0]; p++) {
-            snprintf(path, sizeof path, "layers.%d.%s", i, part[p].name);
-            struct bind_request r = { path, part[p].n, part[p].k, false };
+            snprintf(path, sizeof path, "layers.%d.%s", i, part[p].fused ? part[p].fused : part[p].name);
+            struct bind_request r = { path, part[p].n, part[p].k, false, part[p].first, part[p].n_file };
             MB_TRY(visit(ctx, &r, part[p].dst, err));
         }
     }
-    struct bind_request embed = { "embed_tokens", s->n_vocab, s->d_model, !s->tied_head };
+    struct bind_request embed = { .path = "embed_tokens", .n = s->n_vocab, .k = s->d_model, .gather_only = !s->tied_head };
     MB_TRY(visit(ctx, &embed, &m->embed, err));
-    struct bind_request head = { "lm_head", s->n_vocab, s->d_model, false };
+    struct bind_request head = { .path = "lm_head", .n = s->n_vocab, .k = s->d_model };
     return s->tied_head ? MB_OK : visit(ctx, &head, &m->head, err);
 }
 
@@ -162,14 +176,12 @@ static mb_status load_layer_vectors(struct model *m, const struct checkpoint *c,
     int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
     bool one = s->norm_plus_one;
     const struct { const char *name; int64_t n; bool plus_one, wanted; const float **dst; } part[] = {
-        { "input_layernorm.weight", s->d_model, one, true, &w->attn_norm },
-        /* Where there are norms after the blocks, "post_attention" is one of them and the MLP has its own pre-norm. */
-        { s->post_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", s->d_model, one, true,
-          &w->mlp_norm },
-        { "post_attention_layernorm.weight", s->d_model, one, s->post_norms, &w->post_attn_norm },
-        { "post_feedforward_layernorm.weight", s->d_model, one, s->post_norms, &w->post_mlp_norm },
-        { "self_attn.q_norm.weight", l->head_dim, one, l->qk_norm, &w->q_norm },
-        { "self_attn.k_norm.weight", l->head_dim, one, l->qk_norm, &w->k_norm },
+        { s->norms->attn, s->d_model, one, true, &w->attn_norm },
+        { s->norms->mlp, s->d_model, one, true, &w->mlp_norm },
+        { s->norms->post_attn, s->d_model, one, s->post_norms, &w->post_attn_norm },
+        { s->norms->post_mlp, s->d_model, one, s->post_norms, &w->post_mlp_norm },
+        { "self_attn.q_norm", l->head_dim, one, l->qk_norm, &w->q_norm },
+        { "self_attn.k_norm", l->head_dim, one, l->qk_norm, &w->k_norm },
         { "self_attn.q_proj.bias", nq, false, s->attn_bias_qkv, &w->q_bias },
         { "self_attn.k_proj.bias", nkv, false, s->attn_bias_qkv, &w->k_bias },
         { "self_attn.v_proj.bias", nkv, false, s->attn_bias_qkv, &w->v_bias },
@@ -180,10 +192,11 @@ static mb_status load_layer_vectors(struct model *m, const struct checkpoint *c,
     };
     char path[128];
     for (size_t p = 0; p < sizeof part / sizeof part[0]; p++) {
-        snprintf(path, sizeof path, "layers.%d.%s", i, part[p].name);
+        bool is_bias = part[p].name && strstr(part[p].name, ".bias");
+        snprintf(path, sizeof path, "layers.%d.%s%s", i, part[p].name ? part[p].name : "", is_bias ? "" : ".weight");
         if (part[p].wanted)
             MB_TRY(load_vector(m, c, path, part[p].n, part[p].plus_one, false, part[p].dst, err));
-        else if (strstr(path, ".bias") && checkpoint_findf(c, "%s%s", s->prefix, path))
+        else if (is_bias && checkpoint_findf(c, "%s%s", s->prefix, path))
             return mb_fail(err, MB_BAD_FORMAT, "tensor %s%s is in the checkpoint, but config.json says there is no such bias",
                            s->prefix, path);
     }
@@ -215,8 +228,9 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     for (int i = 0; i < 3; i++) {
         const struct tensor_view *t = checkpoint_findf(p->c, "%s.%s", src.name, suffix[i]);
         if (!t) continue;
-        p->done_bytes += t->size_bytes;
-        if (!r->gather_only) checkpoint_drop(p->c, t);
+        p->done_bytes += r->n_file ? t->size_bytes / (size_t)r->n_file * (size_t)r->n : t->size_bytes;
+        bool last = !r->n_file || r->first + r->n == r->n_file; /* the parts of a fused matrix are read one after another */
+        if (!r->gather_only && last) checkpoint_drop(p->c, t);
     }
     if (p->opt->progress && p->total_bytes)
         p->opt->progress(p->opt->progress_ctx, (double)p->done_bytes / (double)p->total_bytes);

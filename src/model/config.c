@@ -68,6 +68,8 @@ mb_status config_read_common(struct model_spec *s, const json_t *c, mb_error *er
                        n_head, n_head_kv);
     if (head_dim % 2 != 0)
         return mb_fail(err, MB_BAD_FORMAT, "config.json: head_dim %d must be even", head_dim);
+    static const struct norm_names pre_norms = { .attn = "input_layernorm", .mlp = "post_attention_layernorm" };
+    s->norms = &pre_norms;
     s->norm_eps = (float)eps;
     s->embed_scale = 1.0f;
     s->layers = arena_alloc_array(&s->arena, (size_t)s->n_layer, sizeof *s->layers);
@@ -189,10 +191,10 @@ mb_status model_config_parse(struct model_spec *out, const json_t *config, const
     MB_TRY(in_config(json_get_str(config, "model_type", NULL, &type, err), err));
     if (!type) return mb_fail_at(err, MB_BAD_FORMAT, "model_type", "config.json: model_type is missing");
     const struct arch_row *arch = arch_find(type);
+    char known[512];
     if (!arch)
         return mb_fail_at(err, MB_UNSUPPORTED, "model_type",
-                          "config.json: model_type %.64s is not supported; this version has llama, mistral, qwen2, qwen3 "
-                          "and gemma3 (text)", type);
+                          "config.json: model_type %.64s is not supported; this version has %s", type, arch_known(known));
     out->model_type = arena_strdup(&out->arena, type);
     out->arch_name = arch->name;
     out->kv_format = arch->kv_format;

@@ -43,6 +43,7 @@ struct bind_request {
     const char *path;     /* module path below the prefix: "layers.0.self_attn.q_proj" */
     int64_t n, k;         /* what the config says */
     bool gather_only;
+    int64_t first, n_file; /* rows [first, first + n) of a fused matrix of n_file rows; n_file 0: the matrix is not fused */
 };
 /* Look up, check shapes against the config and the quantisation entry, and describe the source. MB_BAD_FORMAT names the
  * tensor and both widths (B-113); MB_NOT_FOUND names the tensor. name: full path, arena memory. */

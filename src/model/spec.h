@@ -45,6 +45,9 @@ struct layer_spec {
     bool qk_norm;                    /* RMS norm of each q and k head, weights self_attn.{q,k}_norm */
 };
 
+/* Module names of the norms of a layer; the two behind the blocks are read with post_norms only. */
+struct norm_names { const char *attn, *post_attn, *mlp, *post_mlp; };
+
 struct model_spec {
     const char *model_type;          /* as in config.json */
     const char *arch_name;           /* row of the arch table */
@@ -55,7 +58,9 @@ struct model_spec {
     int32_t n_ropes;
     float norm_eps;
     bool norm_plus_one;              /* gemma: weight + 1 */
-    bool post_norms;                 /* gemma: norms after attention and MLP, before the residual add */
+    bool post_norms;                 /* norms after attention and MLP, before the residual add (gemma, glm4) */
+    const struct norm_names *norms;  /* what the checkpoint calls a layer's norms; static */
+    bool fused_qkv, fused_gate_up;   /* one matrix holds the rows of q, k, v (of gate, up), in this order (phi3, glm4) */
     enum glu_kind glu;
     float embed_scale;               /* 1 = none */
     float logit_softcap;             /* 0 = none */
@@ -80,6 +85,7 @@ struct arch_row {
 };
 const struct arch_row *arch_rows(size_t *n);
 const struct arch_row *arch_find(const char *model_type); /* NULL: unknown */
+char *arch_known(char text[512]); /* the model types of the table, for a message; returns text */
 
 /* Read <dir>/config.json (+ generation_config.json for end tokens). MB_UNSUPPORTED names model_type and the nearest
  * remedy, an unknown rope type by name (B-112); MB_BAD_FORMAT names the key. */

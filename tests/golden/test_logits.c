@@ -222,6 +222,19 @@ static void test_llama_bf16(void **state) { check_label("llama-bf16"); }
 static void test_qwen2(void **state) { check_label("qwen2"); }
 static void test_qwen3(void **state) { check_label("qwen3"); }
 static void test_gemma3(void **state) { check_label("gemma3"); }
+static void test_smollm3(void **state) { check_label("smollm3"); }
+static void test_phi3(void **state)
+{
+    check_label("phi3");
+    check_label("phi3-window");
+}
+static void test_glm4(void **state) { check_label("glm4"); }
+static void test_gemma(void **state) { check_label("gemma"); }
+static void test_gemma2(void **state)
+{
+    check_label("gemma2");
+    check_label("gemma2-window");
+}
 
 /* B-112: rope scaling as the config says, not half of it. */
 static void test_b112_rope_scalings(void **state)
@@ -237,7 +250,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),  cmocka_unit_test(test_llama_bf16), cmocka_unit_test(test_qwen2),
-        cmocka_unit_test(test_qwen3),  cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_b112_rope_scalings),
+        cmocka_unit_test(test_qwen3),  cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_smollm3),
+        cmocka_unit_test(test_phi3),   cmocka_unit_test(test_glm4),       cmocka_unit_test(test_gemma),
+        cmocka_unit_test(test_gemma2), cmocka_unit_test(test_b112_rope_scalings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,6 +118,11 @@ static void test_llama_bf16_bits(void **state) { check_family("llama-bf16"); }
 static void test_qwen2_bits(void **state) { check_family("qwen2"); }
 static void test_qwen3_bits(void **state) { check_family("qwen3"); }
 static void test_gemma3_window_bits(void **state) { check_family("gemma3"); }
+static void test_smollm3_bits(void **state) { check_family("smollm3"); }
+static void test_phi3_bits(void **state) { check_family("phi3"); }
+static void test_glm4_bits(void **state) { check_family("glm4"); }
+static void test_gemma_bits(void **state) { check_family("gemma"); }
+static void test_gemma2_bits(void **state) { check_family("gemma2"); }
 
 static int load(void **state)
 {
@@ -148,6 +153,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama_bits), cmocka_unit_test(test_llama_bf16_bits), cmocka_unit_test(test_qwen2_bits),
         cmocka_unit_test(test_qwen3_bits), cmocka_unit_test(test_gemma3_window_bits),
+        cmocka_unit_test(test_smollm3_bits), cmocka_unit_test(test_phi3_bits), cmocka_unit_test(test_glm4_bits),
+        cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits),
     };
     return cmocka_run_group_tests(tests, load, store);
 }

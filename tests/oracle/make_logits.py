@@ -4,6 +4,7 @@ For each family a 300-token prompt, its logits from mlx-lm with all float tensor
 oracle), how far they are from a float64 forward, and 64 greedy tokens, each with the gap to the runner-up.
 """
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from common import GOLDEN, TINY, load_mlx_f32, log_softmax, mlx_logits, read_tex
 from ref64 import Ref64
 
 N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
-FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16"]
+FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "smollm3", "phi3", "glm4", "gemma", "gemma2"]
+NO_WINDOW = {"sliding_window": 4096}   # mlx-lm leaves out the windows of Gemma 2 and Phi-3: compared where none cuts
 
 
 def prompt_ids(path):
@@ -32,10 +34,10 @@ def full_positions(n):
 
 def greedy(model, ref, ids):
     """64 tokens by argmax, each from a whole fresh pass; the gap is in logits. mlx-lm chooses; the float64 forward
-    of the whole sequence then says whether it agrees."""
+    of the whole sequence then says whether it agrees. Without a model the float64 forward chooses."""
     seq, out = list(ids), []
     for _ in range(N_GREEDY):
-        lg = mlx_logits(model, seq)[-1]
+        lg = mlx_logits(model, seq)[-1] if model else ref.logits(seq)[-1]
         a, b = top_n(lg, 2)
         out.append({"id": int(a), "logprob": round(float(log_softmax(lg)[a]), 6), "second": int(b),
                     "gap": round(float(lg[a] - lg[b]), 6)})
@@ -76,15 +78,21 @@ def make(name, config_overrides=None, label=None, mlx=True):
     out.update({"spread_min": round(float((lg.max(-1) - lg.min(-1)).min()), 3),
                 "gap_min": float(f"{(srt[:, -1] - srt[:, -2]).min():.3e}"), "prompt": [int(i) for i in ids],
                 "top5": [[[int(t), round(float(lp[i, t]), 5)] for t in top[i]] for i in range(len(ids))]})
-    if mlx:
-        out["greedy"] = greedy(model, ref, ids)
+    out["greedy"] = greedy(model, ref, ids)
     write_json(out_dir / f"{label}.json", out)
     print(label, "max|f32-f64|", f"{np.abs(lg - lg64).max():.2e}")
 
 
 def main():
-    for name in FAMILIES:
-        make(name)
+    chosen = sys.argv[1:] or FAMILIES
+    for name in chosen:
+        make(name, NO_WINDOW if name == "gemma2" else None, name, mlx=name != "gemma")   # mlx-lm: GELU by erf
+    if "gemma2" in chosen:
+        make("gemma2", None, "gemma2-window", mlx=False)
+    if "phi3" in chosen:
+        make("phi3", {"sliding_window": 40}, "phi3-window", mlx=False)
+    if sys.argv[1:]:
+        return
     # Variants of rope over the llama weights: same file, config.json's rope_scaling replaced.
     yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
     make("llama", {"rope_scaling": yarn, "max_position_embeddings": 256}, "llama-yarn")

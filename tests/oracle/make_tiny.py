@@ -155,13 +155,50 @@ FAMILIES = {
                     intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                     head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, tie_word_embeddings=True,
                     attention_bias=False, mlp_bias=False)),
+    "smollm3": dict(
+        module="smollm3", dtype="bfloat16", quant=(4, 32), seed=1006, files=bpe_files, norm_mean=1.0,
+        override=lambda p: True,
+        config=dict(BASE, model_type="smollm3", architectures=["SmolLM3ForCausalLM"], hidden_size=64,
+                    intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1,
+                    rms_norm_eps=1e-6, rope_theta=5000000.0, rope_scaling=None, tie_word_embeddings=True,
+                    attention_bias=False, mlp_bias=False, no_rope_layer_interval=2, no_rope_layers=None)),
+    "phi3": dict(
+        module="phi3", dtype="bfloat16", quant=(4, 32), seed=1007, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 8} if p.endswith("qkv_proj") and ".1." in p else True,
+        config=dict(BASE, model_type="phi3", architectures=["Phi3ForCausalLM"], hidden_size=128,
+                    intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.75,
+                    original_max_position_embeddings=4096, tie_word_embeddings=False, sliding_window=None)),
+    "glm4": dict(
+        module="glm4", dtype="bfloat16", quant=(4, 64), seed=1008, files=bpe_files, norm_mean=1.0,
+        override=lambda p: True,
+        config=dict(BASE, model_type="glm4", architectures=["Glm4ForCausalLM"], hidden_size=128,
+                    intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, partial_rotary_factor=0.5,
+                    attention_bias=True, tie_word_embeddings=False)),
+    "gemma": dict(
+        module="gemma", dtype="bfloat16", quant=(4, 32), seed=1009, files=spm_files, norm_mean=0.0,
+        override=lambda p: True,
+        config=dict(BASE, model_type="gemma", architectures=["GemmaForCausalLM"], hidden_size=64,
+                    hidden_activation="gelu_pytorch_tanh", intermediate_size=128, num_hidden_layers=2,
+                    num_attention_heads=4, num_key_value_heads=1, head_dim=32, rms_norm_eps=1e-6,
+                    rope_theta=10000.0)),
+    "gemma2": dict(
+        module="gemma2", dtype="bfloat16", quant=(4, 32), seed=1010, files=spm_files, norm_mean=0.0,
+        override=lambda p: True,
+        config=dict(BASE, model_type="gemma2", architectures=["Gemma2ForCausalLM"], hidden_size=64,
+                    hidden_activation="gelu_pytorch_tanh", intermediate_size=128, num_hidden_layers=4,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6,
+                    rope_theta=10000.0, query_pre_attn_scalar=24, sliding_window=16, attn_logit_softcapping=4.0,
+                    final_logit_softcapping=15.0)),
 }
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
 
 
 def draw(name, shape, spec, key):
     """A random tensor for one parameter. Gains are relative to 1/sqrt(fan in)."""
     norm = lambda s: mx.random.normal(s, key=key)
-    if name == "model.norm.weight" and spec["module"] == "gemma3_text":
+    if name == "model.norm.weight" and spec["module"] in GEMMAS:
         return 2.7 + 0.2 * norm(shape)    # 1 + w; makes up for the small embedding
     if name.endswith("norm.weight"):
         return spec["norm_mean"] + 0.2 * norm(shape)
@@ -170,7 +207,7 @@ def draw(name, shape, spec, key):
     if name == "model.embed_tokens.weight":
         # Tied: the head too. std s gives logits of std s*sqrt(hidden). Gemma multiplies the input side by
         # sqrt(hidden): a small s, or each position would echo its own token.
-        return (0.6 if spec["module"] == "gemma3_text" else 2.2) / shape[1] ** 0.5 * norm(shape)
+        return (0.6 if spec["module"] in GEMMAS else 2.2) / shape[1] ** 0.5 * norm(shape)
     if name == "lm_head.weight":
         return 2.2 / shape[1] ** 0.5 * norm(shape)
     gain = 1.3 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.6

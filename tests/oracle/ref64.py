@@ -1,4 +1,4 @@
-"""A float64 forward pass in numpy for llama, qwen2, qwen3 and gemma3_text checkpoints in MLX form.
+"""A float64 forward pass in numpy for the checkpoints of tests/golden/tiny, in MLX form.
 
 Independent of mlx: reads safetensors by itself, dequantises affine codes exactly, sums in float64. It says how far
 mlx-lm's float32 sums are from the truth, and it is the plainest statement of what each family computes.
@@ -93,6 +93,18 @@ def rope_divisors(dims, theta, scaling, max_pos, positions):
     raise ValueError(f"rope type {kind}")
 
 
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+# Names of a layer's norms: before attention, after it, before the MLP, after it.
+PRE_NORMS = ("input_layernorm", None, "post_attention_layernorm", None)
+GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+NORMS = {"gemma2": GEMMA_NORMS, "gemma3_text": GEMMA_NORMS,
+         "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")}
+
+
+def capped(x, cap):
+    return cap * np.tanh(x / cap) if cap else x
+
+
 class Ref64:
     def __init__(self, path, config_overrides=None):
         path = Path(path)
@@ -122,7 +134,7 @@ class Ref64:
 
     def norm(self, x, module):
         w = self.w[module + ".weight"].astype(np.float64)
-        if self.family == "gemma3_text":
+        if self.family in GEMMA:
             w = w + 1.0
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c["rms_norm_eps"]) * w
 
@@ -130,21 +142,32 @@ class Ref64:
         c, p = self.c, f"model.layers.{i}.self_attn."
         n, d = x.shape[0], self.head_dim()
         n_head, n_kv = c["num_attention_heads"], c["num_key_value_heads"]
-        q = self.linear(x, p + "q_proj").reshape(n, n_head, d)
-        k = self.linear(x, p + "k_proj").reshape(n, n_kv, d)
-        v = self.linear(x, p + "v_proj").reshape(n, n_kv, d)
+        if p + "qkv_proj.weight" in self.w:
+            qkv = self.linear(x, p + "qkv_proj")
+            q, k, v = np.split(qkv, [n_head * d, (n_head + n_kv) * d], -1)
+        else:
+            q, k, v = (self.linear(x, p + f"{t}_proj") for t in "qkv")
+        q, k, v = q.reshape(n, n_head, d), k.reshape(n, n_kv, d), v.reshape(n, n_kv, d)
         if p + "q_norm.weight" in self.w:
             q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
 
-        def rotate(t):   # halves: element j pairs with j + d/2
-            a, b = t[..., :d // 2], t[..., d // 2:]
-            return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+        def rotate(t):   # halves: element j pairs with j + r/2, or with its neighbour; r dims of the head
+            r = 2 * cos.shape[-1]
+            pairs = (np.s_[..., 0:r:2], np.s_[..., 1:r:2]) if c.get("rope_traditional", self.family == "glm4") else \
+                (np.s_[..., :r // 2], np.s_[..., r // 2:r])
+            out = t.copy()
+            a, b = t[pairs[0]], t[pairs[1]]
+            out[pairs[0]], out[pairs[1]] = a * cos - b * sin, b * cos + a * sin
+            return out
 
-        q, k = rotate(q), rotate(k)
+        if cos is not None:
+            q, k = rotate(q), rotate(k)
         k, v = np.repeat(k, n_head // n_kv, 1), np.repeat(v, n_head // n_kv, 1)
-        scale = c.get("query_pre_attn_scalar", d) ** -0.5
+        scale = c.get("query_pre_attn_scalar", d) ** -0.5 if self.family != "gemma" else d ** -0.5
         q, k, v = (t.swapaxes(0, 1) for t in (q, k, v))
         s = q @ k.swapaxes(1, 2) * scale
+        if self.family == "gemma2":
+            s = capped(s, c["attn_logit_softcapping"])
         at, key = np.arange(n)[:, None], np.arange(n)[None]
         see = key <= at
         if window:
@@ -156,8 +179,11 @@ class Ref64:
 
     def mlp(self, x, i):
         p = f"model.layers.{i}.mlp."
-        g, u = self.linear(x, p + "gate_proj"), self.linear(x, p + "up_proj")
-        if self.family == "gemma3_text":
+        if p + "gate_up_proj.weight" in self.w:
+            g, u = np.split(self.linear(x, p + "gate_up_proj"), 2, -1)
+        else:
+            g, u = self.linear(x, p + "gate_proj"), self.linear(x, p + "up_proj")
+        if self.family in GEMMA:
             g = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g ** 3)))
         else:
             g = g / (1 + np.exp(-g))
@@ -168,28 +194,41 @@ class Ref64:
 
     def angles(self, n, theta, scaling):
         at = np.arange(n)
-        f, m = rope_divisors(self.head_dim(), theta, scaling, self.c["max_position_embeddings"], at)
+        f, m = rope_divisors(int(self.head_dim() * self.c.get("partial_rotary_factor", 1)), theta, scaling, self.c["max_position_embeddings"], at)
         a = at[:, None] / f
         return m * np.cos(a)[:, None], m * np.sin(a)[:, None]
 
+    def layers(self, n):
+        """Of each layer: cosines, sines (None: no positions) and window (None: all)."""
+        c = self.c
+        scaling = dict(c["rope_scaling"]) if c.get("rope_scaling") else None
+        if scaling and "original_max_position_embeddings" in c:
+            scaling.setdefault("original_max_position_embeddings", c["original_max_position_embeddings"])
+        full = self.angles(n, c["rope_theta"], scaling)
+        for i in range(c["num_hidden_layers"]):
+            if self.family == "gemma3_text" and (i + 1) % c["sliding_window_pattern"] != 0:
+                yield *self.angles(n, c["rope_local_base_freq"], None), c["sliding_window"]
+            elif self.family == "gemma2":
+                yield *full, c["sliding_window"] if i % 2 == 0 else None
+            elif self.family == "smollm3" and (i + 1) % c["no_rope_layer_interval"] == 0:
+                yield None, None, None
+            else:
+                yield *full, c.get("sliding_window") if self.family == "phi3" else None
+
     def logits(self, ids):
         c, n = self.c, len(ids)
-        gemma = self.family == "gemma3_text"
         h = self.weight("model.embed_tokens")[ids]
-        if gemma:        # mlx-lm rounds the factor to bfloat16
+        if self.family in GEMMA:        # rounded to bfloat16, as mlx-lm does in Gemma 3
             h = h * round_bf16(c["hidden_size"] ** 0.5)
-        full = self.angles(n, c["rope_theta"], c.get("rope_scaling"))
-        local = self.angles(n, c["rope_local_base_freq"], None) if gemma else None
-        for i in range(c["num_hidden_layers"]):
+        pre_attn, post_attn, pre_mlp, post_mlp = NORMS.get(self.family, PRE_NORMS)
+        for i, (cos, sin, window) in enumerate(self.layers(n)):
             p = f"model.layers.{i}."
-            slide = gemma and (i + 1) % c["sliding_window_pattern"] != 0
-            r = self.attention(self.norm(h, p + "input_layernorm"), i, *(local if slide else full),
-                               c["sliding_window"] if slide else None)
-            h = h + (self.norm(r, p + "post_attention_layernorm") if gemma else r)
-            r = self.mlp(self.norm(h, p + ("pre_feedforward_layernorm" if gemma else "post_attention_layernorm")), i)
-            h = h + (self.norm(r, p + "post_feedforward_layernorm") if gemma else r)
-        h = self.norm(h, "model.norm")
-        return self.linear(h, "lm_head" if "lm_head.weight" in self.w else "model.embed_tokens")
+            r = self.attention(self.norm(h, p + pre_attn), i, cos, sin, window)
+            h = h + (self.norm(r, p + post_attn) if post_attn else r)
+            r = self.mlp(self.norm(h, p + pre_mlp), i)
+            h = h + (self.norm(r, p + post_mlp) if post_mlp else r)
+        y = self.linear(self.norm(h, "model.norm"), "lm_head" if "lm_head.weight" in self.w else "model.embed_tokens")
+        return capped(y, c["final_logit_softcapping"]) if self.family == "gemma2" else y
 
 
 if __name__ == "__main__":
