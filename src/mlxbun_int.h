@@ -54,6 +54,11 @@ mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err);
 mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, bool special, int32_t **ids, int32_t *n,
                           mb_error *err);
 
+/* Can this version run models of this model_type? */
+bool mb_family_known(const char *model_type);
+/* Bytes this process may still take. */
+size_t mb_memory_available(void);
+
 #ifdef MB_FAULTS
 /* --- test builds: an engine whose draws are a script, over the tokenizer and templates of a model directory --- */
 struct mb_script {

@@ -73,3 +73,13 @@ mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, b
     tokenizer_close(tok);
     return st;
 }
+
+bool mb_family_known(const char *model_type)
+{
+    return arch_find(model_type) != NULL;
+}
+
+size_t mb_memory_available(void)
+{
+    return engine_memory_available();
+}

@@ -61,6 +61,8 @@ mb_status input_prompt(const struct flags *f, struct buf *b, mb_error *err);
 /* The directory that a model argument names: --model, then the positional, then --query. MB_NOT_FOUND tells what was
  * tried; MB_INVALID when none was given and `required`; else path[0] = 0. */
 mb_status model_find(const struct flags *f, const char *positional, bool required, char path[MODEL_PATH_MAX], mb_error *err);
+/* Our cache folder: --cache-dir, XDG_CACHE_HOME/mlx-bun, HOME/.cache/mlx-bun. */
+mb_status model_cache_dir(const struct flags *f, char *out, size_t cap, mb_error *err);
 /* Options that the flags say. Strings are borrowed from the flags. */
 mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_extra *x, mb_error *err);
 /* model_find and open, with progress. *path may be NULL. */

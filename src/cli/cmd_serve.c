@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "cli/cli.h"
+#include "cli/store.h"
 #include "server/server.h"
 
 /* The one thing a signal handler can reach. Set before the handlers are installed, never cleared while they are. */
@@ -133,9 +133,7 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
 static mb_status find_model(const struct flags *f, const char *positional, char path[MODEL_PATH_MAX], mb_error *err)
 {
     MB_TRY(model_find(f, positional, false, path, err));
-    if (path[0]) return MB_OK;
-    fprintf(stderr, "mlx-bun: no model given: serving the starter, SmolLM2-135M-Instruct (name a model directory to serve that)\n");
-    return model_starter(f, path, err);
+    return path[0] ? MB_OK : pick_model(f, path, err);
 }
 
 static mb_status load(const struct flags *f, const char *path, mb_engine **out, mb_error *err)
@@ -178,6 +176,8 @@ mb_status cmd_serve(const struct flags *f, const char *const *pos, int n_pos, in
     (void)exit_status;
     MB_TRY(probe_port(f, err));
     MB_TRY(find_model(f, n_pos > 0 ? pos[0] : NULL, path, err));
+    static struct lock in_use; /* until the process ends: gc and rm leave the snapshot alone */
+    get_use(&in_use, path);
     if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, this model is dense");
     MB_TRY(load(f, path, &e, err));
     mb_status st = serve(f, e, path, err);

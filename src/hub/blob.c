@@ -1,0 +1,215 @@
+/* blob.c: see blob.h. */
+#include "hub/blob.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/filemap.h"
+
+#define CHUNK_BYTES ((size_t)1 << 20)
+#define FLUSH_BYTES ((int64_t)64 << 20)
+
+/* --- hashes --- */
+
+/* sha256 of the bytes, or git's: sha1 of "blob <size>\0" and the bytes. */
+static mb_status hash_begin(EVP_MD_CTX *h, const struct hub_file *f, mb_error *err)
+{
+    char head[64];
+    bool ok = EVP_DigestInit_ex(h, f->is_lfs ? EVP_sha256() : EVP_sha1(), NULL) == 1;
+    if (ok && !f->is_lfs) {
+        int n = snprintf(head, sizeof head, "blob %lld", (long long)f->size);
+        ok = EVP_DigestUpdate(h, head, (size_t)n + 1) == 1;
+    }
+    return ok ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
+}
+
+static mb_status hash_compare(EVP_MD_CTX *h, const struct hub_file *f, const char *where, mb_error *err)
+{
+    unsigned char sum[EVP_MAX_MD_SIZE];
+    char hex[2 * EVP_MAX_MD_SIZE + 1] = "", shown[84];
+    unsigned int n = 0;
+    if (EVP_DigestFinal_ex(h, sum, &n) != 1) return mb_fail(err, MB_INTERNAL, "a hash failed");
+    for (unsigned int i = 0; i < n; i++) snprintf(hex + 2 * i, 3, "%02x", sum[i]);
+    if (strcmp(hex, f->digest) == 0) return MB_OK;
+    return mb_fail(err, MB_BAD_FORMAT, "%s: %s is %.16s..., the hub lists %.16s...: %s", name_shown(f->path, strlen(f->path), shown),
+                   f->is_lfs ? "the sha256" : "the git sha1", hex, f->digest, where);
+}
+
+/* --- names on disk --- */
+
+static mb_status blob_path(char out[PATH_MAX], const char *repo_dir, const struct hub_file *f, const char *suffix, mb_error *err)
+{
+    char name[96];
+    snprintf(name, sizeof name, "blobs/%s%s", f->digest, suffix);
+    return path_join(out, PATH_MAX, repo_dir, name, err);
+}
+
+static int64_t size_of(const char *repo_dir, const struct hub_file *f, const char *suffix)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    if (blob_path(path, repo_dir, f, suffix, NULL) != MB_OK || lstat(path, &st) != 0 || !S_ISREG(st.st_mode)) return -1;
+    return (int64_t)st.st_size;
+}
+
+bool blob_is_there(const char *repo_dir, const struct hub_file *f)
+{
+    return size_of(repo_dir, f, "") == f->size;
+}
+
+int64_t blob_partial_bytes(const char *repo_dir, const struct hub_file *f)
+{
+    int64_t n = size_of(repo_dir, f, ".incomplete");
+    return n > 0 ? n : 0;
+}
+
+/* --- one blob --- */
+
+/* Hash [0, size) of fd. */
+static mb_status hash_file(EVP_MD_CTX *h, int fd, int64_t size, const char *path, bool (*cancelled)(void *ctx), void *ctx,
+                           mb_error *err)
+{
+    unsigned char *chunk = mb_alloc(CHUNK_BYTES);
+    mb_status st = chunk ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
+    for (int64_t at = 0; st == MB_OK && at < size;) {
+        int64_t left = size - at;
+        ssize_t n = pread(fd, chunk, left < (int64_t)CHUNK_BYTES ? (size_t)left : CHUNK_BYTES, at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) st = n < 0 ? mb_fail_errno(err, "cannot read", path) : mb_fail(err, MB_IO, "%s became shorter", path);
+        else if (EVP_DigestUpdate(h, chunk, (size_t)n) != 1) st = mb_fail(err, MB_INTERNAL, "a hash failed");
+        else if (cancelled && cancelled(ctx)) st = mb_fail(err, MB_CANCELLED, "cancelled");
+        else at += n;
+    }
+    mb_free(chunk);
+    return st;
+}
+
+static mb_status partial_open(struct blob *b, bool (*cancelled)(void *ctx), void *ctx, mb_error *err)
+{
+    struct stat st;
+    b->fd = open(b->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (b->fd < 0 || fstat(b->fd, &st) != 0) return mb_fail_errno(err, "cannot open", b->part);
+    b->hash = EVP_MD_CTX_new();
+    if (!b->hash) return mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
+    if (st.st_size > b->file->size) return blob_restart(b, err); /* cannot be its beginning */
+    MB_TRY(hash_begin(b->hash, b->file, err));
+    MB_TRY(hash_file(b->hash, b->fd, st.st_size, b->part, cancelled, ctx, err));
+    b->have = b->flushed = st.st_size;
+    return MB_OK;
+}
+
+mb_status blob_open(struct blob *b, const char *repo_dir, const struct hub_file *f, bool (*cancelled)(void *ctx), void *ctx,
+                    mb_error *err)
+{
+    char lock[PATH_MAX], shown[84];
+    *b = (struct blob){ .file = f, .fd = -1, .lock = { .fd = -1 } };
+    MB_TRY(blob_path(b->path, repo_dir, f, "", err));
+    MB_TRY(blob_path(b->part, repo_dir, f, ".incomplete", err));
+    MB_TRY(blob_path(lock, repo_dir, f, ".lock", err));
+    MB_TRY(lock_take(&b->lock, lock, name_shown(f->path, strlen(f->path), shown), err));
+    mb_status st = partial_open(b, cancelled, ctx, err);
+    if (st != MB_OK) blob_close(b);
+    return st;
+}
+
+mb_status blob_restart(struct blob *b, mb_error *err)
+{
+    if (ftruncate(b->fd, 0) != 0) return mb_fail_errno(err, "cannot shorten", b->part);
+    b->have = b->flushed = 0;
+    return hash_begin(b->hash, b->file, err);
+}
+
+static mb_status write_part(struct blob *b, const char *data, size_t len, mb_error *err)
+{
+    int64_t at = b->have;
+    while (len > 0) {
+        bool full = fault_hit("disk_full");
+        ssize_t n = full ? -1 : pwrite(b->fd, data, len, at);
+        if (n < 0 && !full && errno == EINTR) continue;
+        if (full) errno = ENOSPC;
+        if (n <= 0 && errno == ENOSPC)
+            return mb_fail(err, MB_IO, "the disk is full: %s; what is there is kept (free space with mlx-bun gc, then run the same "
+                           "command again)", b->part);
+        if (n <= 0) return mb_fail_errno(err, "cannot write", b->part);
+        data += n;
+        at += n;
+        len -= (size_t)n;
+    }
+    return MB_OK;
+}
+
+mb_status blob_append(struct blob *b, const void *data, size_t len, mb_error *err)
+{
+    char shown[84];
+    if ((int64_t)len > b->file->size - b->have)
+        return mb_fail(err, MB_BAD_FORMAT, "%s: the server sends more than the %lld bytes that the hub lists",
+                       name_shown(b->file->path, strlen(b->file->path), shown), (long long)b->file->size);
+    mb_status st = write_part(b, data, len, err);
+    if (st != MB_OK) { /* what was written beyond `have` is not hashed */
+        if (ftruncate(b->fd, b->have) != 0) unlink(b->part);
+        return st;
+    }
+    if (EVP_DigestUpdate(b->hash, data, len) != 1) return mb_fail(err, MB_INTERNAL, "a hash failed");
+    b->have += (int64_t)len;
+    if (b->have - b->flushed >= FLUSH_BYTES) { /* let the disk work meanwhile, so that the end does not wait long */
+        sync_file_range(b->fd, b->flushed, b->have - b->flushed, SYNC_FILE_RANGE_WRITE);
+        b->flushed = b->have;
+        lock_refresh(&b->lock);
+    }
+    return MB_OK;
+}
+
+mb_status blob_finish(struct blob *b, mb_error *err)
+{
+    char shown[84];
+    if (b->have != b->file->size)
+        return mb_fail(err, MB_IO, "%s: the server sent %lld of %lld bytes; what is there is kept, run the same command again to go on",
+                       name_shown(b->file->path, strlen(b->file->path), shown), (long long)b->have, (long long)b->file->size);
+    mb_status st = hash_compare(b->hash, b->file, "the download is corrupt and was removed", err);
+    if (st != MB_OK) {
+        unlink(b->part); /* corrupt bytes are never resumed (REG-035) */
+        return st;
+    }
+    if (fdatasync(b->fd) != 0) return mb_fail_errno(err, "cannot write to disk", b->part);
+    if (rename(b->part, b->path) != 0) return mb_fail_errno(err, "cannot rename to", b->path);
+    return MB_OK;
+}
+
+void blob_close(struct blob *b)
+{
+    EVP_MD_CTX_free(b->hash);
+    b->hash = NULL;
+    if (b->fd >= 0) close(b->fd);
+    b->fd = -1;
+    struct stat st; /* an empty partial is of no use */
+    if (b->lock.fd >= 0 && stat(b->part, &st) == 0 && st.st_size == 0) unlink(b->part);
+    lock_release(&b->lock);
+}
+
+mb_status blob_verify(const char *path, const struct hub_file *f, bool (*cancelled)(void *ctx), void *ctx, mb_error *err)
+{
+    struct stat st;
+    char shown[84];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        mb_status s = mb_fail_errno(err, "cannot open", path);
+        if (fd >= 0) close(fd);
+        return s;
+    }
+    EVP_MD_CTX *h = EVP_MD_CTX_new();
+    mb_status s = h ? hash_begin(h, f, err) : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
+    if (s == MB_OK && st.st_size != f->size)
+        s = mb_fail(err, MB_BAD_FORMAT, "%s has %lld bytes, the hub lists %lld", name_shown(f->path, strlen(f->path), shown),
+                    (long long)st.st_size, (long long)f->size);
+    if (s == MB_OK) s = hash_file(h, fd, f->size, path, cancelled, ctx, err);
+    if (s == MB_OK) s = hash_compare(h, f, "the file in the cache is corrupt", err);
+    EVP_MD_CTX_free(h);
+    close(fd);
+    return s;
+}
