@@ -66,7 +66,7 @@ void reasoning_init(struct reasoning *r, const struct reasoning_tags *tags, bool
     r->from_prompt = starts_inside;
     r->emit = emit;
     r->ctx = ctx;
-    r->code.line_start = true;
+    markdown_init(&r->code);
     buf_init(&r->out, 0);
 }
 
@@ -87,39 +87,6 @@ static void flush(struct reasoning *r)
     buf_clear(&r->out);
 }
 
-/* --- Markdown: are we inside code? --- */
-static void code_end_run(struct reasoning *r)
-{
-    int run = r->code.run;
-    r->code.run = 0;
-    if (run == 0) return;
-    if (run >= 3 && r->code.run_at_start) {
-        if (!r->code.fence) r->code.fence = true, r->code.fence_len = run;
-        else if (run >= r->code.fence_len) r->code.fence = false;
-    } else if (!r->code.fence) {
-        if (r->code.span == 0) r->code.span = run;
-        else if (r->code.span == run) r->code.span = 0;
-    }
-}
-
-static void code_feed(struct reasoning *r, char c)
-{
-    if (c == '`') {
-        if (r->code.run++ == 0) r->code.run_at_start = r->code.line_start;
-        r->code.line_start = false;
-        return;
-    }
-    code_end_run(r);
-    if (c == '\n') r->code.line_start = true, r->code.span = 0;
-    else if (c != ' ') r->code.line_start = false;
-}
-
-static bool in_code(struct reasoning *r)
-{
-    code_end_run(r);
-    return r->code.fence || r->code.span != 0;
-}
-
 /* --- one byte that is text --- */
 static void put(struct reasoning *r, char c)
 {
@@ -128,7 +95,7 @@ static void put(struct reasoning *r, char c)
     r->fresh = false;
     r->from_prompt = false;
     if (!r->inside) {
-        code_feed(r, c);
+        markdown_feed(&r->code, c);
         buf_append_char(&r->out, c);
         return;
     }
@@ -156,7 +123,7 @@ static void marker(struct reasoning *r, bool inside)
 
 static void saw_open(struct reasoning *r)
 {
-    if (r->inside ? !r->from_prompt : in_code(r)) put_str(r, r->tags->open, strlen(r->tags->open));
+    if (r->inside ? !r->from_prompt : markdown_in_code(&r->code)) put_str(r, r->tags->open, strlen(r->tags->open));
     else marker(r, true);
 }
 
@@ -194,7 +161,7 @@ static bool is_held(struct reasoning *r, const char **whole)
         return true;
     }
     if (!begins(t->open, r->held, r->n_held)) return false;
-    if (r->inside ? !r->from_prompt : in_code(r)) return false;
+    if (r->inside ? !r->from_prompt : markdown_in_code(&r->code)) return false;
     if (t->open[r->n_held] == '\0') *whole = t->open;
     return true;
 }

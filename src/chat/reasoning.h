@@ -17,6 +17,7 @@
 #define CHAT_REASONING_H
 
 #include "base/buf.h"
+#include "chat/markdown.h"
 
 struct reasoning_tags { const char *open, *close; };
 
@@ -44,7 +45,7 @@ struct reasoning {
     char held[16];        /* beginning of a tag, held back; no tag of the table is longer */
     size_t n_held;
     size_t n_newline;     /* line breaks held back at the end of a thought */
-    struct { bool fence, line_start, run_at_start; int run, fence_len, span; } code; /* Markdown state of the answer */
+    struct markdown code; /* Markdown state of the answer */
     struct buf out;       /* what this call emits; one channel */
 };
 

@@ -70,6 +70,7 @@ struct chat_templates {
     struct chat_template *dflt;     /* NULL: the model has none */
     struct chat_template *tool_use; /* NULL unless a template of that name exists; picked when tools are sent */
     char *source_of_default;        /* the text, for show-prompt; owned */
+    char *source_of_tool_use;       /* owned; NULL like tool_use */
 };
 mb_status chat_templates_open(struct chat_templates *out, const char *model_dir, mb_error *err);
 void chat_templates_close(struct chat_templates *t);

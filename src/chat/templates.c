@@ -26,9 +26,9 @@ static mb_status take(struct chat_templates *out, const char *name, const char *
     if (*slot) return MB_OK; /* the first of a name counts */
     mb_status st = chat_template_compile(slot, text, len, err);
     if (st != MB_OK) return err ? mb_error_prefix(err, "%s", from) : st;
-    if (!dflt) return MB_OK;
-    out->source_of_default = mb_strndup(text, len);
-    return out->source_of_default ? MB_OK : mb_fail(err, MB_NO_MEMORY, "%s: no memory for the chat template", from);
+    char **source = dflt ? &out->source_of_default : &out->source_of_tool_use;
+    *source = mb_strndup(text, len);
+    return *source ? MB_OK : mb_fail(err, MB_NO_MEMORY, "%s: no memory for the chat template", from);
 }
 
 static mb_status take_file(struct chat_templates *out, const char *dir, const char *file, const char *name, mb_error *err)
@@ -109,5 +109,6 @@ void chat_templates_close(struct chat_templates *t)
     chat_template_free(t->dflt);
     chat_template_free(t->tool_use);
     mb_free(t->source_of_default);
+    mb_free(t->source_of_tool_use);
     *t = (struct chat_templates){ 0 };
 }

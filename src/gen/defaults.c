@@ -88,10 +88,24 @@ static mb_status add_newlines(struct gen_engine *g, struct id_set *s, mb_error *
     return MB_OK;
 }
 
+/* What closes a thought: the marker token, or the tag as ordinary tokens. */
+static mb_status keep_close_ids(struct gen_engine *g, mb_error *err)
+{
+    struct token_list list = { .ids = &g->text->close_id, .n = 1 };
+    struct encode_opts opts = { 0 };
+    if (g->text->close_id < 0)
+        MB_TRY(tokenizer_encode(g->text->tok, &g->arena, g->text->tags->close, strlen(g->text->tags->close), &opts, &list, err));
+    g->close_ids = arena_alloc_array(&g->arena, list.n + 1, sizeof *g->close_ids);
+    if (!g->close_ids) return mb_fail(err, MB_NO_MEMORY, "no memory for the model's defaults");
+    memcpy(g->close_ids, list.ids, list.n * sizeof *list.ids);
+    g->n_close_ids = (int32_t)list.n;
+    return MB_OK;
+}
+
 mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err)
 {
     json_t *config = NULL, *gc = NULL;
-    struct id_set ends = { .n = 0 };
+    struct id_set ends = { .n = 0 }, breaks = { .n = 0 };
     mb_status st;
     MB_TRY_GOTO(st, defaults_read_json(&config, dir, "config.json", err), done);
     MB_TRY_GOTO(st, defaults_read_json(&gc, dir, "generation_config.json", err), done);
@@ -102,7 +116,10 @@ mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err)
     add_id(&ends, tokenizer_eos_id(g->text->tok));
     MB_TRY_GOTO(st, keep_ids(g, &ends, &g->end_ids, &g->n_end_ids, err), done);
     MB_TRY_GOTO(st, add_newlines(g, &ends, err), done);
-    st = keep_ids(g, &ends, &g->xtc_exempt, &g->n_xtc_exempt, err);
+    MB_TRY_GOTO(st, keep_ids(g, &ends, &g->xtc_exempt, &g->n_xtc_exempt, err), done);
+    MB_TRY_GOTO(st, add_newlines(g, &breaks, err), done);
+    MB_TRY_GOTO(st, keep_ids(g, &breaks, &g->break_ids, &g->n_break_ids, err), done);
+    st = keep_close_ids(g, err);
 done:
     json_decref(config);
     json_decref(gc);

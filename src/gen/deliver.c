@@ -1,8 +1,8 @@
 /* deliver.c: the filter of a job: drawn ids in, events out. Runs on the engine thread.
  *
- *   id -> marker? -> detokenise -> reasoning split -> (content only) stop strings -> events
+ *   id -> marker? -> detokenise -> reasoning split -> (content only) tool calls (calls.c) -> stop strings -> events
  *
- * Markers are taken before text is made (B-038), stop strings see content alone, torn characters come out as U+FFFD
+ * Markers are taken before text is made (B-038), stop strings see content alone and no tool call, torn characters come out as U+FFFD
  * when a choice ends or a marker cuts in (B-040). A ring that is full parks the row; a failure to queue ends it.
  */
 #include <string.h>
@@ -22,15 +22,33 @@ static void push_text(struct gen_choice *c, enum gen_channel channel, const char
 static void on_split(void *ctx, bool is_reasoning, const char *text, size_t len)
 {
     struct gen_choice *c = ctx;
-    if (c->i_stop >= 0) return;
-    buf_clear(&c->piece);
-    if (is_reasoning) {
-        stop_flush(&c->stop, &c->piece);
-        push_text(c, GEN_CONTENT, c->piece.data, c->piece.len);
-        push_text(c, GEN_REASONING, text, len);
+    if (c->i_stop >= 0 || c->calls_done) return;
+    if (!is_reasoning) {
+        limit_content(c, text, len);
+        if (c->s->tools.n) tool_scan_text(&c->tools, text, len);
+        else deliver_content(c, text, len);
         return;
     }
+    if (c->s->tools.n) tool_scan_finish(&c->tools, false); /* a thought cuts in */
+    deliver_stop_flush(c);
+    push_text(c, GEN_REASONING, text, len);
+}
+
+void deliver_content(struct gen_choice *c, const char *text, size_t len)
+{
+    if (c->i_stop >= 0 || c->calls_done) return;
+    buf_clear(&c->piece);
     c->i_stop = stop_push(&c->stop, text, len, &c->piece);
+    if (c->piece.failed) c->failed = true;
+    push_text(c, GEN_CONTENT, c->piece.data, c->piece.len);
+}
+
+/* What stop strings hold back is content: something that is none comes behind it. */
+void deliver_stop_flush(struct gen_choice *c)
+{
+    if (c->i_stop >= 0 || c->calls_done) return;
+    buf_clear(&c->piece);
+    stop_flush(&c->stop, &c->piece);
     if (c->piece.failed) c->failed = true;
     push_text(c, GEN_CONTENT, c->piece.data, c->piece.len);
 }
@@ -82,8 +100,9 @@ static enum verdict fail(struct gen_choice *c, mb_status status, const char *tex
 static enum verdict verdict_of(struct gen_choice *c)
 {
     struct gen_stream *s = c->s;
-    if (c->failed || reasoning_status(&c->split) != MB_OK) return fail(c, MB_NO_MEMORY, "no memory for the answer");
-    if (c->i_stop >= 0) return VERDICT_STOP;
+    if (c->failed || reasoning_status(&c->split) != MB_OK || tool_scan_status(&c->tools) != MB_OK) return fail(c, MB_NO_MEMORY, "no memory for the answer");
+    if (c->limit.err.code) return fail(c, c->limit.err.code, c->limit.err.text);
+    if (c->i_stop >= 0 || c->calls_done || c->limit.ended) return VERDICT_STOP;
     pthread_mutex_lock(&s->lock);
     bool park = s->ring.n >= s->ring_soft && !s->closed && !s->cancelled;
     if (park) s->parked = true;
@@ -98,13 +117,16 @@ static enum verdict on_token(void *ctx, int32_t i_choice, const struct draw *d, 
     if (d->non_finite)
         return fail(c, MB_NON_FINITE, "non-finite logits: the model computed a NaN or an infinity; nothing was drawn");
     if (d->no_candidate || d->id < 0)
-        return fail(c, MB_INVALID, "logit_bias and constraints leave no token that may be drawn");
+        return c->limit.err.code ? fail(c, c->limit.err.code, c->limit.err.text)
+                                 : fail(c, MB_INVALID, "logit_bias and constraints leave no token that may be drawn");
     c->n_drawn++;
     if (s->req.logprobs || s->req.n_top_logprobs > 0) push_token(c, d, is_end);
     if (is_end) return c->failed ? fail(c, MB_NO_MEMORY, "no memory for the answer") : VERDICT_GO;
     bool was_inside = c->split.inside;
+    limit_before(c);
     feed_id(c, d->id);
     if (was_inside || c->split.inside) c->n_reasoning++;
+    limit_after(c, d->id);
     return verdict_of(c);
 }
 
@@ -136,26 +158,29 @@ static void on_score(void *ctx, int32_t index, const struct draw *d)
     stream_push(s, &ev, NULL, 0, &s->choices[0].failed);
 }
 
-/* What is still held comes out; a stop string may still complete in it. */
-static void flush(struct gen_choice *c)
+/* What is still held comes out; a stop string or a tool call may still complete in it. */
+static void flush(struct gen_choice *c, bool cut)
 {
-    if (c->i_stop >= 0) return;
+    if (c->i_stop >= 0 || c->calls_done) return;
     buf_clear(&c->text);
     detok_finish(&c->detok, &c->text);
     feed_text(c);
-    if (c->i_stop >= 0) return;
     if (!c->s->req.raw_split) reasoning_finish(&c->split);
-    if (c->i_stop >= 0) return;
-    buf_clear(&c->piece);
-    stop_flush(&c->stop, &c->piece);
-    push_text(c, GEN_CONTENT, c->piece.data, c->piece.len);
+    if (c->i_stop < 0 && c->s->tools.n) tool_scan_finish(&c->tools, cut);
+    deliver_stop_flush(c);
+    if (tool_scan_status(&c->tools) != MB_OK) c->failed = true;
+}
+
+static bool is_cut(enum end_reason reason)
+{
+    return reason == END_LENGTH || reason == END_CONTEXT;
 }
 
 static enum gen_finish finish_of(const struct gen_choice *c, enum end_reason reason)
 {
-    if (c->i_stop >= 0) return GEN_FINISH_STOP;
     if (reason == END_CANCELLED) return GEN_FINISH_CANCELLED;
-    return reason == END_LENGTH || reason == END_CONTEXT ? GEN_FINISH_LENGTH : GEN_FINISH_STOP;
+    if (is_cut(reason) && c->i_stop < 0 && !c->calls_done) return GEN_FINISH_LENGTH;
+    return c->n_calls ? GEN_FINISH_TOOL_CALLS : GEN_FINISH_STOP; /* API-148, B-058 */
 }
 
 static void on_end(void *ctx, int32_t i_choice, enum end_reason reason, mb_status status, const char *text)
@@ -166,7 +191,7 @@ static void on_end(void *ctx, int32_t i_choice, enum end_reason reason, mb_statu
         stream_error(s, status == MB_OK ? MB_INTERNAL : status, text ? text : "the generation failed", NULL);
         return;
     }
-    if (reason != END_CANCELLED) flush(c);
+    if (reason != END_CANCELLED) flush(c, is_cut(reason));
     if (c->failed) {
         stream_error(s, MB_NO_MEMORY, "no memory for the answer", NULL);
         return;
@@ -192,24 +217,27 @@ struct job_filter deliver_filter(struct gen_stream *s)
                                 .on_score = on_score, .on_end = on_end, .on_done = on_done };
 }
 
-mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, bool opens_reasoning, mb_error *err)
+mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, const struct gen_prompt *p, bool thinks, mb_error *err)
 {
+    bool opens_reasoning = p->opens_reasoning && !s->req.raw_split;
     int32_t n = s->req.n_choices;
     MB_TRY(stop_set_init(&s->stops, &s->arena, s->req.stops, s->req.n_stops, err));
     s->choices = arena_alloc_array(&s->arena, (size_t)n, sizeof *s->choices);
     if (!s->choices) return mb_fail(err, MB_NO_MEMORY, "no memory for %d choices", (int)n);
-    bool skip_special = s->req.tools_json == NULL; /* tool markup may be made of special tokens: keep it readable */
+    bool skip_special = !calls_wanted(&s->req); /* tool markup may be made of special tokens: keep it readable */
     for (int32_t i = 0; i < n; i++) {
         struct gen_choice *c = &s->choices[i];
         c->s = s;
         c->index = i;
         c->i_stop = -1;
         detok_init(&c->detok, g->text->tok, skip_special);
-        reasoning_init(&c->split, g->text->tags, g->text->open_id < 0, opens_reasoning && !s->req.raw_split, on_split, c);
+        reasoning_init(&c->split, g->text->tags, g->text->open_id < 0, opens_reasoning, on_split, c);
+        tool_scan_init(&c->tools, g->text->family, &s->tools, calls_sink(c));
         buf_init(&c->text, 0);
         buf_init(&c->piece, 0);
         s->n_choices_made = i + 1;
         MB_TRY(stop_match_init(&c->stop, &s->stops, &s->arena, err));
+        MB_TRY(limit_init(c, opens_reasoning, thinks, err));
     }
     return MB_OK;
 }
@@ -221,7 +249,11 @@ void deliver_free(struct gen_stream *s)
         detok_free(&c->detok);
         reasoning_free(&c->split);
         stop_match_free(&c->stop);
+        tool_scan_free(&c->tools);
+        limit_free(c);
         buf_free(&c->text);
         buf_free(&c->piece);
     }
+    tool_set_close(&s->tools);
+    constrain_free(&s->plan);
 }

@@ -60,6 +60,8 @@ static void set_options(struct gen_engine *g, const struct gen_engine_options *o
 static void release(struct gen_engine *g)
 {
     gen_renderer_close(g->text);
+    grammar_vocab_close(g->vocab);
+    pthread_mutex_destroy(&g->grammar_lock);
     arena_free(&g->arena);
     mb_free(g);
 }
@@ -75,6 +77,7 @@ mb_status gen_engine_open(struct gen_engine **out, struct engine *engine, const 
         return mb_fail(err, MB_NO_MEMORY, "no memory for the generation stage");
     }
     g->engine = engine;
+    pthread_mutex_init(&g->grammar_lock, NULL);
     arena_init(&g->arena, 1 << 20);
     set_options(g, opt);
     MB_TRY_GOTO(st, set_info(g, opt, info, err), failed);

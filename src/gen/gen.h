@@ -34,6 +34,7 @@ enum gen_constraint_kind {
 struct gen_constraint {
     enum gen_constraint_kind kind;
     const char *text;
+    const char *field; /* the request's field, static: named in errors and warnings; NULL: none */
     bool strict; /* a part that cannot be enforced fails the request (400 by name); else it goes into the prompt, with a
                     warning that names it (design.md section 6) */
 };
@@ -75,9 +76,10 @@ struct gen_request {
 
 enum gen_event_type {
     GEN_EV_START = 0,  /* prompt_tokens, cached_tokens */
+    GEN_EV_WARNING,    /* before START, at most one: what was not done as asked, for a Warning header */
     GEN_EV_PROGRESS,   /* prefill: done, total */
     GEN_EV_TEXT,       /* text piece of a choice: content or reasoning */
-    GEN_EV_TOOL,       /* one whole tool call: name, arguments JSON */
+    GEN_EV_TOOL,       /* one tool call: id, name, arguments JSON */
     GEN_EV_TOKEN,      /* log-probability entry of one drawn token (only when asked for) */
     GEN_EV_SCORE,      /* one scored position */
     GEN_EV_END,        /* a choice ended: finish, counts */
@@ -103,7 +105,10 @@ struct gen_event {
         struct { int32_t n_prompt, n_cached; } start;
         struct { int32_t n_done, n_total; } progress;
         struct { enum gen_channel channel; struct str text; } text;        /* valid until the next gen_next */
-        struct { struct str id, name, arguments; } tool;
+        struct { const char *text; } warning;
+        struct { struct str id, name, arguments;
+                 bool partial;  /* cut off by a limit: arguments are the beginning of their JSON, as produced (B-058) */
+               } tool;                                                      /* valid until the next gen_next */
         struct gen_token_info token;
         struct { int32_t index; int32_t target; float target_logprob; int32_t argmax; float argmax_logprob; } score;
         struct { enum gen_finish finish; int32_t n_completion, n_reasoning; const char *stop; /* matched string or NULL */
@@ -171,6 +176,7 @@ struct gen_engine_options {
     int n_prepare_workers;           /* 0 = 2 */
     int32_t prepare_queue;           /* 64 */
     int32_t ring_events;             /* events a stream may hold before its row is parked; 0 = 1024 */
+    bool no_grammar;                 /* MLX_BUN_GRAMMAR=0: constraints go into the prompt, with a warning (API-159) */
 };
 /* Tokenizer, templates and generation_config.json of model_dir over a running engine (taken: closed with this). */
 mb_status gen_engine_open(struct gen_engine **out, struct engine *engine, const struct gen_engine_options *opt,
@@ -190,6 +196,7 @@ struct gen_prompt {
     int32_t *marks;                  /* ends of messages as indices */
     int32_t n_marks;
     bool opens_reasoning;            /* the generation prompt ends inside an open think block (B-142) */
+    bool closes_reasoning;           /* it holds a closed one: the model is told not to think */
 };
 mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
                      mb_error *err);

@@ -14,7 +14,9 @@
 #include "base/mem.h"
 #include "chat/reasoning.h"
 #include "chat/template.h"
+#include "chat/tools/tools.h"
 #include "gen/gen.h"
+#include "grammar/grammar.h"
 #include "gen/ring.h"
 #include "gen/stop.h"
 #include "tokenizer/tokenizer.h"
@@ -29,6 +31,7 @@ struct gen_renderer {
     const struct reasoning_tags *tags;
     bool tags_named;                   /* the model knows them; else the default pair */
     int32_t open_id, close_id;         /* marker tokens, -1: tags are searched in the text */
+    const struct tool_family *family;  /* how this model writes tool calls */
     enum given_bool thinking;          /* for requests that do not say */
 };
 
@@ -40,6 +43,10 @@ struct gen_engine {
     struct sampler_values model;       /* generation_config.json */
     int32_t *end_ids, n_end_ids;       /* union of all sources (B-034); arena */
     int32_t *xtc_exempt, n_xtc_exempt; /* end ids and newline tokens; arena */
+    int32_t *close_ids, n_close_ids;   /* what closes a thought by force: its marker, or the tag's tokens; arena */
+    int32_t *break_ids, n_break_ids;   /* line breaks that are one token; arena */
+    pthread_mutex_t grammar_lock;      /* guards the next one while it is made */
+    struct grammar_vocab *vocab;       /* owned; made by the first request that is constrained */
     struct arena arena;
 
     pthread_mutex_t lock;              /* guards the queue below */
@@ -51,6 +58,18 @@ struct gen_engine {
     pthread_t workers[GEN_MAX_WORKERS];
 };
 
+/* What keeps the draws of a choice inside a grammar and a thinking budget (limit.c); engine thread only. */
+struct choice_limit {
+    struct grammar_state *state;       /* NULL: free. Stands where the answer does, thoughts apart */
+    uint32_t *mask;                    /* [n_mask words] of the next draw; arena */
+    bool may_open;                     /* the first draw may open a thought */
+    bool fresh;                        /* a thought has just closed: one line break may follow, which is no answer */
+    bool spilled;                      /* this token was drawn without a mask; what it adds to the answer is checked */
+    bool ended;                        /* the grammar is done and no end token may be drawn */
+    int32_t n_forced;                  /* ids of the closing tag that were forced so far */
+    mb_error err;                      /* why there is no mask, or a token was not in the language */
+};
+
 /* Filter state of one choice; engine thread only. */
 struct gen_choice {
     struct gen_stream *s;
@@ -58,10 +77,20 @@ struct gen_choice {
     struct detok detok;
     struct reasoning split;
     struct stop_match stop;
+    struct tool_scan tools;            /* used when the request has tools */
     struct buf text, piece;            /* decoded text of one token; certain content */
-    int32_t n_drawn, n_reasoning;
+    int32_t n_drawn, n_reasoning, n_calls;
+    bool calls_done;                   /* parallel_tools is false and there was a call: nothing more comes out */
+    struct choice_limit limit;
     int32_t i_stop;                    /* matched stop string, -1 */
     bool failed;                       /* an event could not be queued */
+};
+
+/* What a request's constraint and tool choice come to (constrain.c). */
+struct constraint_plan {
+    struct grammar *grammar;           /* a reference; NULL: nothing is enforced */
+    struct buf note;                   /* what the prompt is told instead; empty: nothing */
+    struct buf warning;                /* why; empty: all is as asked */
 };
 
 struct gen_stream {
@@ -86,6 +115,8 @@ struct gen_stream {
     struct arena arena;                /* request-long data: copy, prompt, stop tables */
     struct engine_job job;
     struct stop_set stops;
+    struct tool_set tools;             /* n 0: nothing is converted (API-151) */
+    struct constraint_plan plan;
     struct gen_choice *choices;
     int32_t n_choices_made;            /* initialised so far, for freeing */
     bool failed;                       /* an error was delivered */
@@ -108,6 +139,17 @@ mb_status workers_enqueue(struct gen_engine *g, struct gen_stream *s, mb_error *
 /* Take s out if it still waits; true: the caller now owns the producer's reference. */
 bool workers_dequeue(struct gen_engine *g, struct gen_stream *s);
 
+/* render.c: gen_render with a ceiling of tokens: above it MB_CONTEXT_LENGTH, told before the whole text is cut. 0: none. */
+mb_status render_limited(const struct gen_renderer *t, const struct gen_request *r, const char *note, int32_t n_context,
+                         struct arena *a, struct gen_prompt *out, mb_error *err);
+
+/* history.c: makes messages fit the template. The note (NULL: none) goes where `place` says */
+enum note_place { NOTE_SYSTEM, NOTE_USER };
+mb_status history_prepare(const struct gen_renderer *t, json_t *messages, const char *note, enum note_place place, mb_error *err);
+
+/* history.c: does the template that serves tools print them? */
+bool render_knows_tools(const struct gen_renderer *t);
+
 /* prepare.c */
 mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err);
 size_t prepare_arena_limit(const struct gen_request *r);
@@ -118,8 +160,29 @@ mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err);
 /* An object of a JSON file of the model directory; NULL when there is no such file. */
 mb_status defaults_read_json(json_t **out, const char *dir, const char *name, mb_error *err);
 
+/* calls.c: between the reasoning split and the stop strings */
+struct tool_sink calls_sink(struct gen_choice *c);
+bool calls_wanted(const struct gen_request *r);
+
+/* constrain.c: on a worker */
+mb_status constrain_plan(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+                         struct constraint_plan *out, mb_error *err);
+void constrain_free(struct constraint_plan *p);
+
+/* limit.c: on the engine thread; limit_init on a worker */
+mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, mb_error *err);
+void limit_free(struct gen_choice *c);
+bool limit_wanted(const struct gen_stream *s);
+const uint32_t *limit_next_mask(void *ctx, int32_t i_choice);
+/* A token is about to be fed; then it was; between them, what it added to the answer. */
+void limit_before(struct gen_choice *c);
+void limit_content(struct gen_choice *c, const char *text, size_t len);
+void limit_after(struct gen_choice *c, int32_t id);
+
 /* deliver.c */
-mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, bool opens_reasoning, mb_error *err);
+void deliver_content(struct gen_choice *c, const char *text, size_t len); /* to the stop strings */
+void deliver_stop_flush(struct gen_choice *c);
+mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, const struct gen_prompt *p, bool thinks, mb_error *err);
 void deliver_free(struct gen_stream *s);
 struct job_filter deliver_filter(struct gen_stream *s);
 

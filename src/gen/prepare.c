@@ -12,6 +12,7 @@ size_t prepare_arena_limit(const struct gen_request *r)
     size_t in = r->text.len + (size_t)r->n_ids * sizeof(int32_t);
     if (r->messages_json) in += strlen(r->messages_json);
     if (r->tools_json) in += strlen(r->tools_json);
+    if (r->constraint.text) in += strlen(r->constraint.text);
     return ARENA_BASE_BYTES + 64 * in; /* ids, ends and runs of a text of this size, with room for the template */
 }
 
@@ -26,6 +27,8 @@ mb_status request_copy(struct gen_request *dst, const struct gen_request *src, s
     dst->messages_json = copy_str(a, src->messages_json);
     dst->tools_json = copy_str(a, src->tools_json);
     dst->template_kwargs_json = copy_str(a, src->template_kwargs_json);
+    dst->tool_name = copy_str(a, src->tool_name);
+    dst->constraint.text = copy_str(a, src->constraint.text);
     dst->adapter = copy_str(a, src->adapter);
     dst->trace_id = copy_str(a, src->trace_id);
     if (src->text.ptr) dst->text.ptr = arena_strndup(a, src->text.ptr, src->text.len);
@@ -77,10 +80,7 @@ static bool is_thinking(struct gen_engine *g, const struct gen_stream *s, const 
     enum given_bool given = s->req.thinking != GIVEN_NONE ? s->req.thinking : g->opt.thinking;
     if (!g->info.reasoning || s->req.input != GEN_MESSAGES) return false;
     if (p->opens_reasoning || given != GIVEN_NONE) return p->opens_reasoning || given == GIVEN_TRUE;
-    size_t from = 0;
-    for (size_t i = 0; i < p->n_runs; i++)
-        if (p->runs[i].i_message >= 0) from = p->runs[i].end;
-    return !reasoning_is_closed(g->text->tags, p->text + from, p->len - from);
+    return !p->closes_reasoning;
 }
 
 static void set_params(struct gen_engine *g, struct gen_stream *s, const struct gen_prompt *p)
@@ -105,11 +105,22 @@ static int32_t max_tokens_of(const struct gen_engine *g, const struct gen_reques
     return n < 0 ? -1 : n > INT32_MAX ? INT32_MAX : (int32_t)n;
 }
 
+static mb_status push_warning(struct gen_stream *s, mb_error *err)
+{
+    struct gen_event ev = { .type = GEN_EV_WARNING };
+    bool failed = false;
+    if (s->plan.warning.len == 0) return MB_OK;
+    stream_push(s, &ev, s->plan.warning.data, s->plan.warning.len, &failed);
+    return failed ? mb_fail(err, MB_NO_MEMORY, "no memory for a warning") : MB_OK;
+}
+
 mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
 {
     struct gen_prompt p;
     struct engine_job *job = &s->job;
-    MB_TRY(gen_render(g, &s->req, &s->arena, &p, err));
+    if (calls_wanted(&s->req)) MB_TRY(tool_set_open(&s->tools, s->req.tools_json, err));
+    MB_TRY(constrain_plan(g, &s->req, &s->tools, &s->plan, err));
+    MB_TRY(render_limited(g->text, &s->req, s->plan.note.data, engine_info(g->engine)->n_context, &s->arena, &p, err));
     set_params(g, s, &p);
     job->method = s->req.score ? JOB_SCORE : JOB_GENERATE;
     job->ids = p.ids;
@@ -125,7 +136,8 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
     if (s->req.trace_id) strncpy(job->trace_id, s->req.trace_id, sizeof job->trace_id - 1);
     MB_TRY(check_ids(s, engine_info(g->engine)->n_vocab, err));
     MB_TRY(set_bias(g, s, engine_info(g->engine)->n_vocab, err));
-    MB_TRY(deliver_init(g, s, p.opens_reasoning, err));
+    MB_TRY(deliver_init(g, s, &p, is_thinking(g, s, &p), err));
     job->filter = deliver_filter(s);
-    return MB_OK;
+    if (limit_wanted(s)) job->next_mask = limit_next_mask;
+    return push_warning(s, err);
 }

@@ -1,50 +1,11 @@
-/* render.c: messages -> prompt text with origin runs -> ids. Tool arguments are decoded (B-016), the template variables
- * put together (API-067, API-132), what users wrote is marked so that it cannot become a control token (B-008), and the
- * ends of messages are kept as places worth a snapshot. */
+/* render.c: messages -> prompt text with origin runs -> ids. history.c has made the messages fit the template; the template
+ * variables are put together (API-067, API-132), what users wrote is marked so that it cannot become a control token (B-008),
+ * and the ends of messages are kept as places worth a snapshot. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/json.h"
 #include "gen/gen_int.h"
-
-/* --- messages --- */
-static mb_status decode_arguments(json_t *call, size_t i, size_t j, mb_error *err)
-{
-    json_t *fn = json_object_get(call, "function");
-    json_t *holder = json_is_object(fn) ? fn : call;
-    json_t *args = json_object_get(holder, "arguments");
-    json_t *parsed = NULL;
-    mb_error why = { 0 };
-    if (!args || json_is_object(args)) return MB_OK;
-    if (json_is_null(args) || (json_is_string(args) && json_string_length(args) == 0)) {
-        parsed = json_object(); /* some clients send no arguments as "" */
-    } else if (json_is_string(args)) {
-        json_read(&parsed, json_string_value(args), json_string_length(args), JSON_READ_ANY, &why);
-    }
-    if (!json_is_object(parsed)) {
-        json_decref(parsed);
-        return mb_fail_at(err, MB_INVALID, "messages",
-                          "messages[%zu].tool_calls[%zu].function.arguments must be a JSON object%s%s", i, j,
-                          why.text[0] ? ": " : "", why.text);
-    }
-    return json_object_set_new(holder, "arguments", parsed) == 0
-               ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for messages");
-}
-
-static mb_status check_messages(json_t *messages, mb_error *err)
-{
-    size_t n = json_array_size(messages);
-    if (!json_is_array(messages) || n == 0)
-        return mb_fail_at(err, MB_INVALID, "messages", "messages must be a non-empty array");
-    for (size_t i = 0; i < n; i++) {
-        json_t *m = json_array_get(messages, i);
-        if (!json_is_object(m)) return mb_fail_at(err, MB_INVALID, "messages", "messages[%zu] must be an object", i);
-        json_t *calls = json_object_get(m, "tool_calls");
-        for (size_t j = 0; j < json_array_size(calls); j++)
-            MB_TRY(decode_arguments(json_array_get(calls, j), i, j, err));
-    }
-    return MB_OK;
-}
 
 /* --- template variables --- */
 static mb_status make_kwargs(const struct gen_renderer *t, const struct gen_request *r, json_t **out, mb_error *err)
@@ -115,15 +76,27 @@ static void find_marks(struct gen_prompt *p, const size_t *ends)
     }
 }
 
-static mb_status tokenise(const struct gen_renderer *t, struct arena *a, struct gen_prompt *p, bool add_special, mb_error *err)
+/* A prompt far above the context is refused before all of it is cut into tokens; one a little above it is counted. */
+static size_t token_ceiling(int32_t n_context)
+{
+    return n_context > 0 ? 2 * (size_t)n_context + 1024 : 0;
+}
+
+static mb_status tokenise(const struct gen_renderer *t, struct arena *a, struct gen_prompt *p, bool add_special,
+                          int32_t n_context, mb_error *err)
 {
     struct text_span *spans = arena_alloc_array(a, p->n_runs + 1, sizeof *spans);
     p->marks = arena_alloc_array(a, p->n_runs + 1, sizeof *p->marks);
     if (!spans || !p->marks) return mb_fail(err, MB_NO_MEMORY, "no memory for the prompt");
     struct encode_opts opts = { .add_special_tokens = add_special, .want_ends = p->n_runs > 0, .content = spans };
     opts.n_content = content_spans(p, spans);
+    opts.max_tokens = token_ceiling(n_context);
     struct token_list list = { 0 };
-    MB_TRY(tokenizer_encode(t->tok, a, p->text, p->len, &opts, &list, err));
+    mb_status st = tokenizer_encode(t->tok, a, p->text, p->len, &opts, &list, err);
+    if (st != MB_OK && list.over_limit)
+        return mb_fail_at(err, MB_CONTEXT_LENGTH, "messages", "the prompt has more than %zu tokens, this model's context is %d "
+                          "tokens; shorten the prompt", opts.max_tokens, (int)n_context);
+    MB_TRY(st);
     if (list.n > INT32_MAX / 2) return mb_fail(err, MB_TOO_LARGE, "the prompt has %zu tokens", list.n);
     p->ids = list.ids;
     p->n_ids = (int32_t)list.n;
@@ -156,21 +129,23 @@ static mb_status render_text(const struct gen_renderer *t, const struct gen_requ
     for (size_t i = 0; i < p->n_runs && !cont; i++)
         if (p->runs[i].i_message >= 0) from = p->runs[i].end;
     p->opens_reasoning = reasoning_is_open(t->tags, p->text + from, p->len - from);
+    p->closes_reasoning = reasoning_is_closed(t->tags, p->text + from, p->len - from);
     return MB_OK;
 }
 
-static mb_status render_messages(const struct gen_renderer *t, const struct gen_request *r, struct arena *a,
-                                 struct gen_prompt *out, mb_error *err)
+static mb_status render_messages(const struct gen_renderer *t, const struct gen_request *r, const char *note,
+                                 enum note_place place, int32_t n_context, struct arena *a, struct gen_prompt *out,
+                                 mb_error *err)
 {
     json_t *messages = NULL, *tools = NULL, *kwargs = NULL;
     mb_status st;
     MB_TRY_GOTO(st, json_read(&messages, r->messages_json, strlen(r->messages_json), 0, err), done);
-    MB_TRY_GOTO(st, check_messages(messages, err), done);
-    if (r->tools_json) MB_TRY_GOTO(st, json_read(&tools, r->tools_json, strlen(r->tools_json), 0, err), done);
+    MB_TRY_GOTO(st, history_prepare(t, messages, note, place, err), done);
+    if (calls_wanted(r)) MB_TRY_GOTO(st, json_read(&tools, r->tools_json, strlen(r->tools_json), 0, err), done);
     MB_TRY_GOTO(st, make_kwargs(t, r, &kwargs, err), done);
     MB_TRY_GOTO(st, render_text(t, r, messages, tools, kwargs, a, out, err), done);
     /* The template writes bos itself; the tokenizer's own frame is for raw text. */
-    st = tokenise(t, a, out, false, err);
+    st = tokenise(t, a, out, false, n_context, err);
 done:
     json_decref(messages);
     json_decref(tools);
@@ -178,18 +153,33 @@ done:
     return st;
 }
 
-mb_status gen_renderer_render(const struct gen_renderer *t, const struct gen_request *r, struct arena *a,
-                              struct gen_prompt *out, mb_error *err)
+/* A note goes into the system text; a template that refuses one (it raises) gets it before the first user text. */
+static mb_status render_chat(const struct gen_renderer *t, const struct gen_request *r, const char *note, int32_t n_context,
+                             struct arena *a, struct gen_prompt *out, mb_error *err)
+{
+    bool has_note = note && *note;
+    mb_error why = { 0 };
+    mb_status st = render_messages(t, r, has_note ? note : NULL, NOTE_SYSTEM, n_context, a, out, &why);
+    if (st == MB_TEMPLATE && has_note) {
+        memset(out, 0, sizeof *out);
+        return render_messages(t, r, note, NOTE_USER, n_context, a, out, err);
+    }
+    if (st != MB_OK && err) *err = why;
+    return st;
+}
+
+mb_status render_limited(const struct gen_renderer *t, const struct gen_request *r, const char *note, int32_t n_context,
+                         struct arena *a, struct gen_prompt *out, mb_error *err)
 {
     memset(out, 0, sizeof *out);
     mb_status st = MB_OK;
     if (r->input == GEN_MESSAGES) {
-        st = render_messages(t, r, a, out, err);
+        st = render_chat(t, r, note, n_context, a, out, err);
     } else if (r->input == GEN_TEXT) {
         out->text = arena_strndup(a, r->text.ptr, r->text.len);
         out->len = r->text.len;
         if (!out->text) st = mb_fail(err, MB_NO_MEMORY, "no memory for the prompt");
-        else st = tokenise(t, a, out, true, err);
+        else st = tokenise(t, a, out, true, n_context, err);
     } else {
         out->ids = arena_alloc_array(a, (size_t)r->n_ids + 1, sizeof *out->ids);
         if (!out->ids) st = mb_fail(err, MB_NO_MEMORY, "no memory for the prompt");
@@ -211,8 +201,22 @@ mb_status gen_renderer_render(const struct gen_renderer *t, const struct gen_req
     return st;
 }
 
+mb_status gen_renderer_render(const struct gen_renderer *t, const struct gen_request *r, struct arena *a,
+                              struct gen_prompt *out, mb_error *err)
+{
+    return render_limited(t, r, NULL, 0, a, out, err);
+}
+
 mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,
                      mb_error *err)
 {
-    return gen_renderer_render(g->text, r, a, out, err);
+    struct tool_set tools = { 0 };
+    struct constraint_plan plan = { 0 };
+    mb_status st = calls_wanted(r) ? tool_set_open(&tools, r->tools_json, err) : MB_OK;
+    if (st == MB_OK) st = constrain_plan(g, r, &tools, &plan, err);
+    if (st == MB_OK) st = render_limited(g->text, r, plan.note.data, 0, a, out, err);
+    if (st != MB_OK) memset(out, 0, sizeof *out);
+    constrain_free(&plan);
+    tool_set_close(&tools);
+    return st;
 }

@@ -30,6 +30,8 @@ static bool has_token(void *ctx, const char *text)
 
 static void find_markers(struct gen_renderer *t)
 {
+    const char *source = t->templates.tool_use ? t->templates.source_of_tool_use : t->templates.source_of_default;
+    t->family = tool_family_pick(source, has_token, t);
     t->tags = reasoning_tags_pick(t->templates.source_of_default, has_token, t, &t->tags_named);
     t->open_id = t->close_id = -1;
     if (!has_token(t, t->tags->open) || !has_token(t, t->tags->close)) return;

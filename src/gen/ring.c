@@ -76,6 +76,12 @@ bool ring_pop(struct gen_ring *r, struct gen_event *out)
     r->n--;
     *out = r->popped.ev;
     if (out->type == GEN_EV_TEXT) out->u.text.text.ptr = r->popped.text;
+    if (out->type == GEN_EV_TOOL) { /* the three stand one behind the other */
+        out->u.tool.id.ptr = r->popped.text;
+        out->u.tool.name.ptr = r->popped.text + out->u.tool.id.len;
+        out->u.tool.arguments.ptr = out->u.tool.name.ptr + out->u.tool.name.len;
+    }
+    if (out->type == GEN_EV_WARNING) out->u.warning.text = r->popped.text;
     if (out->type == GEN_EV_ERROR) out->u.error.text = r->popped.text;
     if (out->type == GEN_EV_END && out->u.end.stop) out->u.end.stop = r->popped.text;
     return true;

@@ -8,7 +8,7 @@
 
 struct ring_slot {
     struct gen_event ev;
-    char *text;       /* owned; u.text, u.error and u.end point into it when popped */
+    char *text;       /* owned; u.text, u.tool, u.warning, u.error and u.end point into it when popped */
     size_t cap;
 };
 

@@ -1,0 +1,360 @@
+/* grammar.c: a family's markup as grammar rules, so that tool_choice "required" and named ones are certain (B-055). JSON
+ * arguments are the tool's schema; arguments written as text or as literals of another language follow the property list:
+ * required ones always, others or not, in the schema's order; strings are free text up to their closing sign, or one of an
+ * enum; everything else is JSON of its schema. */
+#include <string.h>
+
+#include "base/mem.h"
+#include "chat/tools/tools_int.h"
+
+struct writer {
+    struct buf *out;
+    const struct tool_family *f;
+    const struct tool_grammar_options *o;
+    bool used_gemma, used_python; /* the value rules are wanted */
+};
+
+/* --- notation --- */
+void tool_grammar_literal(struct buf *out, const char *text, size_t len)
+{
+    buf_append_char(out, '"');
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '"' || c == '\\') buf_printf(out, "\\%c", c);
+        else if (c == '\n') buf_append_str(out, "\\n");
+        else if (c < 0x20 || c == 0x7F) buf_printf(out, "\\x%02X", c);
+        else buf_append_char(out, (char)c);
+    }
+    buf_append_char(out, '"');
+}
+
+static void lit(struct writer *w, const char *text)
+{
+    buf_append_char(w->out, ' ');
+    tool_grammar_literal(w->out, text, strlen(text));
+}
+
+static void sign(struct writer *w, const char *text)
+{
+    buf_append_str(w->out, " %token");
+    lit(w, text);
+}
+
+/* Free text and the sign that ends it. A token never matches text, so text before one needs no search. */
+static void text_until(struct writer *w, const char *end, const char *token)
+{
+    if (token && w->o->has_token(w->o->ctx, token)) {
+        buf_append_str(w->out, " .*");
+        sign(w, token);
+        return;
+    }
+    buf_append_str(w->out, " %until");
+    lit(w, end);
+}
+
+static void json_name(struct writer *w, const char *before, const char *name, const char *behind)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    buf_append_str(&b, before);
+    json_write_string(&b, name, strlen(name));
+    buf_append_str(&b, behind);
+    if (b.failed) w->out->failed = b.failed;
+    else lit(w, b.data);
+    buf_free(&b);
+}
+
+/* %json of a part of a tool's schema; references to definitions of the whole still resolve. */
+static void json_item(struct writer *w, const json_t *schema, const json_t *root, bool object)
+{
+    static const char *const defs[] = { "$defs", "definitions" };
+    struct json_write_opts opts = { 0 };
+    json_t *s = json_is_object(schema) ? json_copy((json_t *)schema) : json_object();
+    for (size_t i = 0; s && root && root != schema && i < 2; i++) {
+        json_t *d = json_object_get(root, defs[i]);
+        if (d && !json_object_get(s, defs[i]) && json_object_set(s, defs[i], d) != 0) w->out->failed = MB_NO_MEMORY;
+    }
+    if (s && object && !json_object_get(s, "type") && json_object_set_new(s, "type", json_string("object")) != 0)
+        w->out->failed = MB_NO_MEMORY;
+    if (!s) w->out->failed = MB_NO_MEMORY;
+    buf_append_str(w->out, " %json ");
+    if (s && !w->out->failed) json_write(w->out, s, &opts);
+    json_decref(s);
+}
+
+/* --- arguments as JSON --- */
+static void json_call(struct writer *w, const struct tool *t, const char *key)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    buf_printf(&b, ", \"%s\": ", key);
+    json_name(w, "{\"name\": ", t->name, b.data ? b.data : "");
+    buf_free(&b);
+    json_item(w, t->parameters, t->parameters, true);
+    lit(w, "}");
+}
+
+/* --- arguments one by one --- */
+static bool is_required(const json_t *parameters, const char *key)
+{
+    const json_t *list = json_object_get(parameters, "required");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *k = json_string_value(json_array_get(list, i));
+        if (k && strcmp(k, key) == 0) return true;
+    }
+    return false;
+}
+
+/* Strings that alone are allowed; a new array or NULL. */
+static json_t *string_choices(const json_t *schema)
+{
+    const json_t *list = json_object_get(schema, "enum"), *one = json_object_get(schema, "const");
+    json_t *out = json_array();
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (json_is_text(json_array_get(list, i))) json_array_append(out, json_array_get(list, i));
+    if (json_is_text(one)) json_array_append(out, (json_t *)one);
+    if (json_array_size(out)) return out;
+    json_decref(out);
+    return NULL;
+}
+
+static void choices(struct writer *w, const json_t *list, const char *quote)
+{
+    buf_append_str(w->out, " (");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *v = json_array_get(list, i);
+        struct buf b;
+        buf_init(&b, 0);
+        if (quote && *quote == '"') json_write_string(&b, json_string_value(v), json_string_length(v));
+        else buf_append(&b, json_string_value(v), json_string_length(v));
+        buf_append_str(w->out, i ? " | " : " ");
+        if (b.failed) w->out->failed = b.failed;
+        else tool_grammar_literal(w->out, b.data ? b.data : "", b.len);
+        buf_free(&b);
+    }
+    buf_append_str(w->out, " )");
+}
+
+/* Text between tags, with the closing one. */
+static void tag_value(struct writer *w, const struct tool *t, const json_t *schema, const char *end, const char *token)
+{
+    unsigned types = schema_types(schema, t->parameters);
+    json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
+    if (types & TYPE_STRING && !list) {
+        text_until(w, end, token);
+        return;
+    }
+    if (list) choices(w, list, NULL);
+    else json_item(w, schema, t->parameters, false);
+    json_decref(list);
+    if (token && w->o->has_token(w->o->ctx, token)) sign(w, token);
+    else lit(w, end);
+}
+
+static void gemma_value(struct writer *w, const struct tool *t, const json_t *schema)
+{
+    unsigned types = schema_types(schema, t->parameters);
+    json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
+    w->used_gemma = true;
+    if (list) {
+        sign(w, "<|\"|>");
+        choices(w, list, NULL);
+        sign(w, "<|\"|>");
+    } else if (types == TYPE_STRING) {
+        buf_append_str(w->out, " tool-gemma-string");
+    } else if (types & (TYPE_STRING | TYPE_OBJECT | TYPE_ARRAY)) {
+        buf_append_str(w->out, types == TYPE_ARRAY ? " tool-gemma-list" : types == TYPE_OBJECT ? " tool-gemma-object" : " tool-gemma");
+    } else {
+        json_item(w, schema, t->parameters, false);
+    }
+    json_decref(list);
+}
+
+static void python_value(struct writer *w, const struct tool *t, const json_t *schema)
+{
+    unsigned types = schema_types(schema, t->parameters);
+    json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
+    w->used_python = true;
+    if (list) choices(w, list, "\"");
+    else if (types == TYPE_STRING) buf_append_str(w->out, " tool-python-string");
+    else if (types == TYPE_BOOLEAN) buf_append_str(w->out, " (\"True\" | \"False\")");
+    else if (types & ~(unsigned)(TYPE_INTEGER | TYPE_NUMBER)) buf_append_str(w->out, types == TYPE_ARRAY ? " tool-python-list" : types == TYPE_OBJECT ? " tool-python-dict" : " tool-python");
+    else json_item(w, schema, t->parameters, false);
+    json_decref(list);
+}
+
+static void quoted_key(struct writer *w, const char *before, const char *key, const char *behind)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    buf_append_str(&b, before);
+    buf_append_str(&b, key);
+    buf_append_str(&b, behind);
+    if (b.failed) w->out->failed = b.failed;
+    else lit(w, b.data);
+    buf_free(&b);
+}
+
+static void argument(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
+{
+    switch (w->f->style) {
+    case STYLE_QWEN_XML:
+        quoted_key(w, "<parameter=", key, ">\n");
+        tag_value(w, t, schema, "\n</parameter>\n", NULL);
+        break;
+    case STYLE_ATTR_XML:
+        quoted_key(w, "<param name=\"", key, "\">");
+        tag_value(w, t, schema, "</param>", "</param>");
+        break;
+    case STYLE_GLM:
+        sign(w, "<arg_key>");
+        lit(w, key);
+        sign(w, "</arg_key>");
+        lit(w, "\n");
+        sign(w, "<arg_value>");
+        tag_value(w, t, schema, "</arg_value>", "</arg_value>");
+        lit(w, "\n");
+        break;
+    case STYLE_GEMMA:
+        quoted_key(w, "", key, ":");
+        gemma_value(w, t, schema);
+        break;
+    default:
+        quoted_key(w, "", key, "=");
+        python_value(w, t, schema);
+        break;
+    }
+}
+
+/* tool-I-aK: arguments from the K-th on, none written yet; tool-I-bK: behind another. Without a separator both are one. */
+static void arguments(struct writer *w, const struct tool *t, size_t i_tool, const char *separator)
+{
+    const json_t *properties = json_object_get(t->parameters, "properties"), *schema;
+    const char *key;
+    size_t k = 0;
+    json_object_foreach((json_t *)properties, key, schema) {
+        for (int behind = 0; behind < (separator ? 2 : 1); behind++) {
+            buf_printf(w->out, "tool-%zu-%c%zu ::=", i_tool, "ab"[behind], k);
+            if (behind) lit(w, separator);
+            argument(w, t, key, schema);
+            buf_printf(w->out, " tool-%zu-%c%zu", i_tool, separator ? 'b' : 'a', k + 1);
+            if (!is_required(t->parameters, key)) buf_printf(w->out, " | tool-%zu-%c%zu", i_tool, "ab"[behind], k + 1);
+            buf_append_char(w->out, '\n');
+        }
+        k++;
+    }
+    buf_printf(w->out, "tool-%zu-a%zu ::= \"\"\n", i_tool, k);
+    if (separator) buf_printf(w->out, "tool-%zu-b%zu ::= \"\"\n", i_tool, k);
+}
+
+/* --- one tool --- */
+static void tool_rule(struct writer *w, const struct tool *t, size_t i)
+{
+    static const char *const between[] = { [STYLE_GEMMA] = ",", [STYLE_PYTHON] = ", " };
+    enum tool_style style = w->f->style;
+    const char *separator = style == STYLE_GEMMA || style == STYLE_PYTHON ? between[style] : NULL;
+    bool by_argument = true;
+    buf_printf(w->out, "tool-%zu ::=", i);
+    switch (style) {
+    case STYLE_QWEN_XML: quoted_key(w, "<function=", t->name, ">\n"); break;
+    case STYLE_ATTR_XML: quoted_key(w, "<function name=\"", t->name, "\">"); break;
+    case STYLE_GLM: quoted_key(w, "", t->name, "\n"); break;
+    case STYLE_GEMMA: quoted_key(w, "call:", t->name, "{"); break;
+    case STYLE_PYTHON: quoted_key(w, "", t->name, "("); break;
+    case STYLE_MISTRAL_ARGS:
+        lit(w, t->name);
+        sign(w, "[ARGS]");
+        json_item(w, t->parameters, t->parameters, true);
+        by_argument = false;
+        break;
+    default:
+        json_call(w, t, style == STYLE_LLAMA ? "parameters" : "arguments");
+        by_argument = false;
+        break;
+    }
+    if (by_argument) {
+        static const char *const ends[] = { [STYLE_QWEN_XML] = "</function>", [STYLE_ATTR_XML] = "</function>", [STYLE_GLM] = "",
+                                            [STYLE_GEMMA] = "}", [STYLE_PYTHON] = ")" };
+        buf_printf(w->out, " tool-%zu-a0", i);
+        if (*ends[style]) lit(w, ends[style]);
+    }
+    buf_append_char(w->out, '\n');
+    if (by_argument) arguments(w, t, i, separator);
+}
+
+/* --- values of the two languages --- */
+static void value_rules(struct writer *w)
+{
+    if (w->used_gemma)
+        buf_append_str(w->out,
+            "tool-gemma-string ::= %token \"<|\\\"|>\" .* %token \"<|\\\"|>\"\n"
+            "tool-gemma-plain ::= %json {\"type\":[\"number\",\"boolean\",\"null\"]}\n"
+            "tool-gemma-key ::= [A-Za-z0-9_.-]+ \":\" tool-gemma\n"
+            "tool-gemma-object ::= \"{\" (tool-gemma-key (\",\" tool-gemma-key)*)? \"}\"\n"
+            "tool-gemma-list ::= \"[\" (tool-gemma (\",\" tool-gemma)*)? \"]\"\n"
+            "tool-gemma ::= tool-gemma-string | tool-gemma-plain | tool-gemma-object | tool-gemma-list\n");
+    if (w->used_python)
+        buf_append_str(w->out,
+            "tool-python-string ::= \"\\\"\" ([^\"\\\\\\n\\r] | \"\\\\\" [nrt\"\\\\])* \"\\\"\"\n"
+            "tool-python-plain ::= %json {\"type\":\"number\"} | \"True\" | \"False\" | \"None\"\n"
+            "tool-python-pair ::= tool-python-string \": \" tool-python\n"
+            "tool-python-dict ::= \"{\" (tool-python-pair (\", \" tool-python-pair)*)? \"}\"\n"
+            "tool-python-list ::= \"[\" (tool-python (\", \" tool-python)*)? \"]\"\n"
+            "tool-python ::= tool-python-string | tool-python-plain | tool-python-dict | tool-python-list\n");
+}
+
+/* --- the frame --- */
+static void call_rules(struct writer *w)
+{
+    const struct tool_markup *m = w->f->markups[0];
+    switch (w->f->style) {
+    case STYLE_MISTRAL_LIST:
+        buf_append_str(w->out, "call ::= %token \"[TOOL_CALLS]\" \" \"? \"[\" tool-any");
+        if (w->o->parallel) buf_append_str(w->out, " (\", \" tool-any)*");
+        buf_append_str(w->out, " \"]\"\ncalls ::= call\n");
+        return;
+    case STYLE_MISTRAL_ARGS:
+        buf_append_str(w->out, "call ::= %token \"[TOOL_CALLS]\" tool-any\n");
+        buf_append_str(w->out, w->o->parallel ? "calls ::= call+\n" : "calls ::= call\n");
+        return;
+    case STYLE_LLAMA: /* one call: what its template can print */
+        buf_append_str(w->out, "call ::= tool-any\ncalls ::= call\n");
+        return;
+    case STYLE_PYTHON:
+        buf_append_str(w->out, "call ::=");
+        sign(w, m->open);
+        buf_append_str(w->out, w->o->parallel ? " \"[\" tool-any (\", \" tool-any)* \"]\"" : " \"[\" tool-any \"]\"");
+        sign(w, m->close);
+        buf_append_str(w->out, "\ncalls ::= call\n");
+        return;
+    default:
+        break;
+    }
+    bool lines = w->f->style == STYLE_HERMES || w->f->style == STYLE_QWEN_XML;
+    buf_append_str(w->out, "call ::=");
+    if (!m->open_is_body) sign(w, w->f->style == STYLE_HERMES ? "<tool_call>" : m->open);
+    buf_append_str(w->out, lines ? " \"\\n\" tool-any \"\\n\"" : " tool-any");
+    if (!m->open_is_body || w->f->style == STYLE_HERMES) sign(w, w->f->style == STYLE_HERMES ? "</tool_call>" : m->close);
+    buf_append_char(w->out, '\n');
+    bool same_line = w->f->style == STYLE_GEMMA;
+    if (w->o->parallel) buf_append_str(w->out, same_line ? "calls ::= call+\n" : "calls ::= call (\"\\n\" call)*\n");
+    else buf_append_str(w->out, "calls ::= call\n");
+}
+
+void tool_grammar_write(struct buf *out, const struct tool_family *f, const struct tool_set *set,
+                        const struct tool_grammar_options *o)
+{
+    struct writer w = { .out = out, .f = f, .o = o };
+    bool first = true;
+    call_rules(&w);
+    buf_append_str(out, "tool-any ::=");
+    for (size_t i = 0; i < set->n; i++) {
+        if (o->only && strcmp(o->only, set->tools[i].name) != 0) continue;
+        buf_printf(out, "%s tool-%zu", first ? "" : " |", i);
+        first = false;
+    }
+    buf_append_char(out, '\n');
+    for (size_t i = 0; i < set->n; i++)
+        if (!o->only || strcmp(o->only, set->tools[i].name) == 0) tool_rule(&w, &set->tools[i], i);
+    value_rules(&w);
+}

@@ -1,0 +1,106 @@
+/* limit.c: what may be drawn next: the grammar's mask while the answer is written, nothing while the model thinks, the closing
+ * marker once the thinking budget is used up. Advances on delivered tokens only, so a sequence that lost its place and comes
+ * back stands where it stood.
+ *
+ * The grammar sees the answer as clients do: no thought, no marker, no line break that belongs to a marker. A token drawn
+ * without a mask (the one that closes a thought may carry text behind the tag) is checked by its bytes. */
+#include <string.h>
+
+#include "gen/gen_int.h"
+
+static size_t n_words(const struct gen_stream *s)
+{
+    return ((size_t)engine_info(s->g->engine)->n_vocab + 31) / 32;
+}
+
+bool limit_wanted(const struct gen_stream *s)
+{
+    return s->plan.grammar || s->req.thinking_budget > 0;
+}
+
+mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, mb_error *err)
+{
+    struct gen_stream *s = c->s;
+    if (!limit_wanted(s)) return MB_OK;
+    c->limit.mask = arena_alloc_array(&s->arena, n_words(s), sizeof *c->limit.mask);
+    if (!c->limit.mask) return mb_fail(err, MB_NO_MEMORY, "no memory for a token mask");
+    c->limit.may_open = may_open && !opens_reasoning;
+    return s->plan.grammar ? grammar_state_open(&c->limit.state, s->plan.grammar, err) : MB_OK;
+}
+
+void limit_free(struct gen_choice *c)
+{
+    grammar_state_close(c->limit.state);
+}
+
+static void allow(struct gen_choice *c, int32_t id)
+{
+    if (id >= 0 && id < engine_info(c->s->g->engine)->n_vocab) c->limit.mask[id >> 5] |= 1u << (id & 31);
+}
+
+static bool is_in(const int32_t *ids, int32_t n, int32_t id)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+/* The budget is used up, or the closing tag has begun to be forced. */
+static bool must_close(const struct gen_choice *c)
+{
+    const struct gen_request *r = &c->s->req;
+    return c->split.inside && r->thinking_budget > 0 && c->s->g->n_close_ids > 0 && c->n_reasoning >= r->thinking_budget;
+}
+
+const uint32_t *limit_next_mask(void *ctx, int32_t i_choice)
+{
+    struct gen_stream *s = ctx;
+    struct gen_choice *c = &s->choices[i_choice];
+    struct choice_limit *l = &c->limit;
+    size_t bytes = n_words(s) * sizeof *l->mask;
+    if (must_close(c)) {
+        memset(l->mask, 0, bytes);
+        allow(c, s->g->close_ids[l->n_forced % s->g->n_close_ids]);
+        return l->mask;
+    }
+    if (c->split.inside || !l->state) return NULL;
+    if (grammar_state_mask(l->state, l->mask, engine_info(s->g->engine)->n_vocab, &l->err) != MB_OK)
+        memset(l->mask, 0, bytes); /* nothing can be drawn; on_token and on_end tell l->err */
+    if (l->may_open) allow(c, s->g->text->open_id);
+    for (int32_t i = 0; l->fresh && i < s->g->n_break_ids; i++) allow(c, s->g->break_ids[i]);
+    return l->mask;
+}
+
+void limit_before(struct gen_choice *c)
+{
+    struct choice_limit *l = &c->limit;
+    if (must_close(c)) l->n_forced++;
+    l->spilled = l->state && c->split.inside;
+}
+
+void limit_content(struct gen_choice *c, const char *text, size_t len)
+{
+    struct choice_limit *l = &c->limit;
+    if (l->state && l->spilled && !l->err.code) grammar_state_accept_bytes(l->state, text, len, &l->err);
+}
+
+void limit_after(struct gen_choice *c, int32_t id)
+{
+    struct choice_limit *l = &c->limit;
+    const struct gen_stream *s = c->s;
+    bool was_fresh = l->fresh;
+    if (!l->state) return;
+    l->fresh = false;
+    if (l->spilled) {
+        l->spilled = false;
+        l->fresh = !c->split.inside && c->split.fresh;
+        return;
+    }
+    bool opened = l->may_open && id == s->g->text->open_id;
+    l->may_open = false;
+    if (opened || c->split.inside) return;
+    if (was_fresh && is_in(s->g->break_ids, s->g->n_break_ids, id)) return;
+    if (l->err.code || grammar_state_accept(l->state, id, &l->err) != MB_OK) return;
+    bool no_end = s->req.ignore_eos || s->g->n_end_ids == 0 || c->n_drawn < s->req.min_tokens;
+    l->ended = no_end && grammar_state_must_end(l->state);
+}
