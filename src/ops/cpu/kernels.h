@@ -173,6 +173,7 @@ void cpu_kernels_fill(struct cpu_kernels *t, enum cpu_level level);
 /* Each level's part of the table (portable fills everything). */
 void cpu_fill_portable(struct cpu_kernels *t);
 void cpu_fill_avx2(struct cpu_kernels *t);
+void cpu_fill_avx_vnni(struct cpu_kernels *t); /* matmuls of avx2 where the CPU has AVX-VNNI */
 void cpu_fill_avx512(struct cpu_kernels *t);
 void cpu_fill_amx(struct cpu_kernels *t);
 

@@ -1,9 +1,9 @@
 /* select.c: which kernels this machine runs. Detects the levels once, fills a table from the lowest level upward, so
- * that a level needs to bring only what it has. There is no AMX kernel yet that is faster than VNNI for the shapes at
- * hand: the amx level is the avx512 table under its own name (see cpu_fill_amx).
+ * that a level needs to bring only what it has.
  *
  * avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ, VL and VNNI; amx means AMX-TILE and AMX-INT8 with the
- * permission of the kernel. Threads: any; the first caller detects.
+ * permission of the kernel. AVX-VNNI is not a level but a choice of kernels inside avx2. Threads: any; the first caller
+ * detects.
  */
 #include "ops/cpu/kernels.h"
 
@@ -40,11 +40,9 @@ bool cpu_level_parse(const char *name, enum cpu_level *out)
     return false;
 }
 
-#if HAVE_X86
-struct features {
-    bool fma, avx2, avx512, amx;
-};
+enum { HAS_FMA = 1, HAS_AVX2 = 2, HAS_AVX_VNNI = 4, HAS_AVX512 = 8, HAS_AMX = 16 };
 
+#if HAVE_X86
 static uint64_t xcr0_get(void)
 {
     uint32_t lo, hi;
@@ -58,66 +56,62 @@ static bool amx_permission_ask(void)
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 }
 
-static struct features features_read(void)
+static int features_read(void)
 {
-    struct features f = { false, false, false, false };
-    uint32_t a, b, c, d, b7, c7, d7;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return f;
+    uint32_t a, b, c, d, b7, c7, d7, a71, x;
+    int bits = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
     uint32_t c1 = c;
-    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return f;
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return 0;
+    if (a < 1 || !__get_cpuid_count(7, 1, &a71, &x, &x, &x)) a71 = 0;
     uint64_t xcr0 = xcr0_get();
     bool ymm = (xcr0 & 0x6) == 0x6, zmm = (xcr0 & 0xe6) == 0xe6, tile = (xcr0 & 0x60000) == 0x60000;
-    f.fma = ymm && (c1 & bit_FMA);
-    f.avx2 = f.fma && (b7 & bit_AVX2) && (c1 & bit_F16C);
-    f.avx512 = f.avx2 && zmm && (b7 & bit_AVX512F) && (b7 & bit_AVX512BW) && (b7 & bit_AVX512DQ) &&
-               (b7 & bit_AVX512VL) && (c7 & bit_AVX512VNNI);
-    f.amx = f.avx512 && tile && (d7 & (1u << 24)) && (d7 & (1u << 25));
-    return f;
+    if (ymm && (c1 & bit_FMA)) bits |= HAS_FMA;
+    if (bits & HAS_FMA && (b7 & bit_AVX2) && (c1 & bit_F16C)) bits |= HAS_AVX2;
+    if (bits & HAS_AVX2 && (a71 & (1u << 4))) bits |= HAS_AVX_VNNI;
+    if (bits & HAS_AVX2 && zmm && (b7 & bit_AVX512F) && (b7 & bit_AVX512BW) && (b7 & bit_AVX512DQ) &&
+        (b7 & bit_AVX512VL) && (c7 & bit_AVX512VNNI))
+        bits |= HAS_AVX512;
+    if (bits & HAS_AVX512 && tile && (d7 & (1u << 24)) && (d7 & (1u << 25))) bits |= HAS_AMX;
+    return bits;
 }
 #endif
 
-static bool fma_detect(void)
+/* cpuid leaves a virtual machine each time: asked once, kept as bits. */
+static int features_get(void)
 {
 #if HAVE_X86
-    return features_read().fma;
+    static int cached = -1; /* racing writers store the same value */
+    int bits = __atomic_load_n(&cached, __ATOMIC_RELAXED);
+    if (bits >= 0) return bits;
+    bits = features_read();
+    if (bits & HAS_AMX && !amx_permission_ask()) bits &= ~HAS_AMX;
+    __atomic_store_n(&cached, bits, __ATOMIC_RELAXED);
+    return bits;
 #else
-    return false;
+    return 0;
 #endif
 }
 
 enum cpu_level cpu_level_detect(void)
 {
-#if HAVE_X86
-    static int cached = -1; /* racing writers store the same value */
-    int level = __atomic_load_n(&cached, __ATOMIC_RELAXED);
-    if (level >= 0) return (enum cpu_level)level;
-    struct features f = features_read();
-    level = CPU_PORTABLE;
-    if (f.avx2) level = CPU_AVX2;
-    if (f.avx512) level = CPU_AVX512;
-    if (f.amx && amx_permission_ask()) level = CPU_AMX;
-    __atomic_store_n(&cached, level, __ATOMIC_RELAXED);
-    return (enum cpu_level)level;
-#else
-    return CPU_PORTABLE;
-#endif
-}
-
-/* The amx level brings no kernel of its own yet: what avx512 put into the table stays. */
-void cpu_fill_amx(struct cpu_kernels *t)
-{
-    t->level = "amx";
+    int bits = features_get();
+    if (bits & HAS_AMX) return CPU_AMX;
+    if (bits & HAS_AVX512) return CPU_AVX512;
+    return bits & HAS_AVX2 ? CPU_AVX2 : CPU_PORTABLE;
 }
 
 void cpu_kernels_fill(struct cpu_kernels *t, enum cpu_level level)
 {
     memset(t, 0, sizeof *t);
-    if (fma_detect())
+    int bits = features_get();
+    if (bits & HAS_FMA)
         cpu_fill_portable_fma(t);
     else
         cpu_fill_portable(t);
 #if HAVE_X86
     if (level >= CPU_AVX2) cpu_fill_avx2(t);
+    if (level >= CPU_AVX2 && bits & HAS_AVX_VNNI) cpu_fill_avx_vnni(t);
     if (level >= CPU_AVX512) cpu_fill_avx512(t);
     if (level >= CPU_AMX) cpu_fill_amx(t);
 #endif

@@ -1,5 +1,5 @@
-/* avx512_int.h: what the files of the AVX-512 level (F, BW, DQ, VL, VNNI) share. Included by this folder alone. A block of
- * 16 outputs is one zmm register. */
+/* avx512_int.h: what the files of the AVX-512 level (F, BW, DQ, VL, VNNI) share. Included by this folder and by amx/,
+ * which is compiled for the same instructions and tiles. A block of 16 outputs is one zmm register. */
 #ifndef OPS_CPU_AVX512_INT_H
 #define OPS_CPU_AVX512_INT_H
 
@@ -24,6 +24,16 @@ void avx512_fill_matmul(struct cpu_kernels *t);
 void avx512_fill_matmul_f32(struct cpu_kernels *t);
 void avx512_fill_lora(struct cpu_kernels *t);
 void avx512_fill_attention(struct cpu_kernels *t);
+
+/* What the amx level keeps for few rows. */
+void matmul_q4_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
+                         int64_t m, float *y, int64_t ld_y);
+void matmul_q4_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
+                          int64_t m, float *y, int64_t ld_y);
+void matmul_q8_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
+                         int64_t m, float *y, int64_t ld_y);
+void matmul_q8_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
+                          int64_t m, float *y, int64_t ld_y);
 
 FORCED __m512i load_i(const void *p)
 {

@@ -53,12 +53,10 @@ FORCED __m512i limbs_join(__m512i hi, __m512i lo)
 
 /* --- one row --- */
 
-FORCED void row_one(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
-                    const struct cpu_act *x, int64_t row, float *y)
+FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
+                       int64_t blk1, const struct cpu_act *x, int64_t row, float *y)
 {
     const uint8_t *xr = act_row(x, row);
-    int g = w->g;
-    enum dtype dt = w->dt;
     size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1);
     for (int64_t blk = blk0; blk < blk1; blk++) {
         const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = xr;
@@ -66,6 +64,7 @@ FORCED void row_one(enum cpu_wtype type, bool two, const struct cpu_weight *w, i
         __m512 acc = _mm512_setzero_ps();
         for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += xb, pair += 2) {
             __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
+            UNROLL(8)
             for (int j = 0; j < g / 8; j++) {
                 __m512i even, odd;
                 codes_load(type, p, j, &even, &odd);
@@ -87,6 +86,20 @@ FORCED void row_one(enum cpu_wtype type, bool two, const struct cpu_weight *w, i
         }
         store16(y + 16 * (blk - blk0), w->n - 16 * blk, acc);
     }
+}
+
+/* The common group sizes and scale types become constants of their own loops. */
+FORCED void row_one(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
+                    const struct cpu_act *x, int64_t row, float *y)
+{
+    if (w->dt == DT_BF16 && w->g == 32)
+        row_blocks(type, two, 32, DT_BF16, w, blk0, blk1, x, row, y);
+    else if (w->dt == DT_BF16 && w->g == 64)
+        row_blocks(type, two, 64, DT_BF16, w, blk0, blk1, x, row, y);
+    else if (w->dt == DT_F16 && w->g == 32)
+        row_blocks(type, two, 32, DT_F16, w, blk0, blk1, x, row, y);
+    else
+        row_blocks(type, two, w->g, w->dt, w, blk0, blk1, x, row, y);
 }
 
 /* --- a tile of R rows by B blocks --- */
@@ -214,26 +227,26 @@ FORCED void matmul(enum cpu_wtype type, bool two, const struct cpu_weight *w, in
         rows_many(type, two, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
-static void matmul_q4_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
-                                int64_t row0, int64_t m, float *y, int64_t ld_y)
+void matmul_q4_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                         int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
     matmul(CPU_W_Q4, false, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
-static void matmul_q4_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
-                                 int64_t row0, int64_t m, float *y, int64_t ld_y)
+void matmul_q4_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                          int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
     matmul(CPU_W_Q4, true, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
-static void matmul_q8_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
-                                int64_t row0, int64_t m, float *y, int64_t ld_y)
+void matmul_q8_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                         int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
     matmul(CPU_W_Q8, false, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
-static void matmul_q8_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
-                                 int64_t row0, int64_t m, float *y, int64_t ld_y)
+void matmul_q8_q16_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                          int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
     matmul(CPU_W_Q8, true, w, blk0, blk1, x, row0, m, y, ld_y);
 }

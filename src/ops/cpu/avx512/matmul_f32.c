@@ -1,5 +1,6 @@
-/* matmul_f32.c (avx512): float inputs: one fma chain over k per output. Rows go in tiles of 8, one row takes eight blocks
- * at once: eight chains either way. Affine weights are expanded to float once per (block, group) and 32 rows. */
+/* matmul_f32.c (avx512): float inputs: one fma chain over k per output. Rows go in tiles of 8 by
+ * 2 blocks (sixteen chains; each input is loaded once for two products), one row takes eight blocks at once. Affine weights
+ * are expanded to float once per (block, group) and 32 rows. */
 #include "ops/cpu/avx512/avx512_int.h"
 
 #define TILE_ROWS 32
@@ -22,48 +23,79 @@ FORCED size_t elements_bytes(enum dtype dt)
     return dt == DT_F32 ? 64 : 32;
 }
 
-/* acc[R][16] += over n elements of k: w at p (dt), x rows ld apart. */
-FORCED void rows_float(int R, enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, float *acc)
+/* B blocks of weights, `step` bytes apart, and n elements of k. */
+struct span {
+    const uint8_t *p;
+    size_t step;
+    int64_t n;
+};
+
+/* acc[R][B][16] += over the span; x rows ld apart. */
+FORCED void rows_float(int R, int B, enum dtype dt, const struct span *w, const float *x, size_t ld, float *acc)
 {
-    __m512 a[8];
+    const uint8_t *p = w->p;
+    __m512 a[8][2];
     UNROLL(8)
-    for (int r = 0; r < R; r++) a[r] = _mm512_loadu_ps(acc + 16 * r);
-    for (int64_t k = 0; k < n; k++, p += elements_bytes(dt)) {
-        __m512 v = elements_load(dt, p);
+    for (int r = 0; r < R; r++)
+        UNROLL(2)
+        for (int b = 0; b < B; b++) a[r][b] = _mm512_loadu_ps(acc + 16 * (B * r + b));
+    for (int64_t k = 0; k < w->n; k++, p += elements_bytes(dt)) {
+        __m512 v[2];
+        UNROLL(2)
+        for (int b = 0; b < B; b++) v[b] = elements_load(dt, p + (size_t)b * w->step);
         UNROLL(8)
-        for (int r = 0; r < R; r++) a[r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[(size_t)r * ld + (size_t)k]), a[r]);
+        for (int r = 0; r < R; r++) {
+            __m512 q = _mm512_set1_ps(x[(size_t)r * ld + (size_t)k]);
+            UNROLL(2)
+            for (int b = 0; b < B; b++) a[r][b] = _mm512_fmadd_ps(v[b], q, a[r][b]);
+        }
     }
     UNROLL(8)
-    for (int r = 0; r < R; r++) _mm512_storeu_ps(acc + 16 * r, a[r]);
+    for (int r = 0; r < R; r++)
+        UNROLL(2)
+        for (int b = 0; b < B; b++) _mm512_storeu_ps(acc + 16 * (B * r + b), a[r][b]);
 }
 
-FORCED void tile_float(enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, int64_t m, float *acc)
+FORCED void tile_float(int B, enum dtype dt, const struct span *w, const float *x, size_t ld, int64_t m, float *acc)
 {
-    for (; m >= 8; m -= 8, x += 8 * ld, acc += 128) rows_float(8, dt, p, n, x, ld, acc);
+    for (; m >= 8; m -= 8, x += 8 * ld, acc += 128 * B) rows_float(8, B, dt, w, x, ld, acc);
     if (m >= 4) {
-        rows_float(4, dt, p, n, x, ld, acc);
-        m -= 4, x += 4 * ld, acc += 64;
+        rows_float(4, B, dt, w, x, ld, acc);
+        m -= 4, x += 4 * ld, acc += 64 * B;
     }
     if (m >= 2) {
-        rows_float(2, dt, p, n, x, ld, acc);
-        m -= 2, x += 2 * ld, acc += 32;
+        rows_float(2, B, dt, w, x, ld, acc);
+        m -= 2, x += 2 * ld, acc += 32 * B;
     }
-    if (m >= 1) rows_float(1, dt, p, n, x, ld, acc);
+    if (m >= 1) rows_float(1, B, dt, w, x, ld, acc);
 }
 
-static void tile_any(enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, int64_t m, float *acc)
+/* n_blocks: 1 or 2. */
+FORCED void tile_blocks(int64_t n_blocks, enum dtype dt, const struct span *w, const float *x, size_t ld, int64_t m,
+                        float *acc)
+{
+    if (n_blocks == 2)
+        tile_float(2, dt, w, x, ld, m, acc);
+    else
+        tile_float(1, dt, w, x, ld, m, acc);
+}
+
+static void tile_any(int64_t n_blocks, enum dtype dt, const struct span *w, const float *x, size_t ld, int64_t m,
+                     float *acc)
 {
     if (dt == DT_F32)
-        tile_float(DT_F32, p, n, x, ld, m, acc);
+        tile_blocks(n_blocks, DT_F32, w, x, ld, m, acc);
     else if (dt == DT_F16)
-        tile_float(DT_F16, p, n, x, ld, m, acc);
+        tile_blocks(n_blocks, DT_F16, w, x, ld, m, acc);
     else
-        tile_float(DT_BF16, p, n, x, ld, m, acc);
+        tile_blocks(n_blocks, DT_BF16, w, x, ld, m, acc);
 }
 
-static void tile_store(const float *acc, int64_t m, float *y, int64_t ld_y, int64_t n_out)
+static void tile_store(int64_t n_blocks, const float *acc, int64_t m, float *y, int64_t ld_y, int64_t n_out)
 {
-    for (int64_t i = 0; i < m; i++) store16(y + i * ld_y, n_out, _mm512_loadu_ps(acc + 16 * i));
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t b = 0; b < n_blocks; b++)
+            store16(y + i * ld_y + 16 * b, n_out - 16 * b, _mm512_loadu_ps(acc + 16 * (n_blocks * i + b)));
 }
 
 FORCED void eight_blocks(enum dtype dt, const struct cpu_weight *w, int64_t blk, const float *x, float *y)
@@ -77,7 +109,7 @@ FORCED void eight_blocks(enum dtype dt, const struct cpu_weight *w, int64_t blk,
         UNROLL(8)
         for (int j = 0; j < 8; j++) {
             const uint8_t *pj = p + (size_t)j * w->block_bytes;
-            _mm_prefetch((const char *)pj + 2048, _MM_HINT_T0);
+            if (dt == DT_F32 || k % 2 == 0) _mm_prefetch((const char *)pj + 2048, _MM_HINT_T0); /* once a line */
             a[j] = _mm512_fmadd_ps(elements_load(dt, pj), q, a[j]);
         }
     }
@@ -99,14 +131,16 @@ static void matmul_f_f32_avx512(const struct cpu_weight *w, int64_t blk0, int64_
 {
     int64_t blk = blk0;
     for (; m == 1 && blk + 8 <= blk1; blk += 8) row_float_eight(w, blk, act_row(x, row0), y + 16 * (blk - blk0));
-    for (; blk < blk1; blk++)
+    for (int64_t n_blocks; blk < blk1; blk += n_blocks) {
+        n_blocks = blk1 - blk >= 2 ? 2 : 1;
+        struct span span = { w->data + (size_t)blk * w->block_bytes, w->block_bytes, w->k };
         for (int64_t r0 = 0; r0 < m; r0 += TILE_ROWS) {
-            _Alignas(64) float acc[TILE_ROWS * 16] = { 0 };
+            _Alignas(64) float acc[TILE_ROWS * 32] = { 0 };
             int64_t mt = m - r0 < TILE_ROWS ? m - r0 : TILE_ROWS;
-            tile_any(w->dt, w->data + (size_t)blk * w->block_bytes, w->k, act_row(x, row0 + r0), x->row_bytes / 4, mt,
-                     acc);
-            tile_store(acc, mt, y + r0 * ld_y + 16 * (blk - blk0), ld_y, w->n - 16 * blk);
+            tile_any(n_blocks, w->dt, &span, act_row(x, row0 + r0), x->row_bytes / 4, mt, acc);
+            tile_store(n_blocks, acc, mt, y + r0 * ld_y + 16 * (blk - blk0), ld_y, w->n - 16 * blk);
         }
+    }
 }
 
 /* --- affine weights --- */
@@ -135,18 +169,21 @@ static void matmul_affine_f32_avx512(const struct cpu_weight *w, int64_t blk0, i
                                      int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
     size_t gb = w->block_bytes / (size_t)(w->k / w->g);
-    for (int64_t blk = blk0; blk < blk1; blk++)
+    _Alignas(64) float wf[2][GROUP_MAX * 16];
+    for (int64_t blk = blk0, n_blocks; blk < blk1; blk += n_blocks) {
+        n_blocks = blk1 - blk >= 2 ? 2 : 1;
         for (int64_t r0 = 0; r0 < m; r0 += TILE_ROWS) {
-            _Alignas(64) float acc[TILE_ROWS * 16] = { 0 };
-            _Alignas(64) float wf[GROUP_MAX * 16];
+            _Alignas(64) float acc[TILE_ROWS * 32] = { 0 };
             int64_t mt = m - r0 < TILE_ROWS ? m - r0 : TILE_ROWS;
             const uint8_t *p = w->data + (size_t)blk * w->block_bytes;
+            struct span span = { (const uint8_t *)wf, sizeof wf[0], w->g };
             for (int64_t k = 0; k < w->k; k += w->g, p += gb) {
-                expand_group(w, p, wf);
-                tile_float(DT_F32, (const uint8_t *)wf, w->g, act_row(x, row0 + r0) + k, x->row_bytes / 4, mt, acc);
+                for (int64_t b = 0; b < n_blocks; b++) expand_group(w, p + (size_t)b * w->block_bytes, wf[b]);
+                tile_any(n_blocks, DT_F32, &span, act_row(x, row0 + r0) + k, x->row_bytes / 4, mt, acc);
             }
-            tile_store(acc, mt, y + r0 * ld_y + 16 * (blk - blk0), ld_y, w->n - 16 * blk);
+            tile_store(n_blocks, acc, mt, y + r0 * ld_y + 16 * (blk - blk0), ld_y, w->n - 16 * blk);
         }
+    }
 }
 
 void avx512_fill_matmul_f32(struct cpu_kernels *t)

@@ -1,0 +1,95 @@
+/* test_amx.c: the tile matmuls of the amx level over the plain-C tile operations (amx/tiles_c.h), on every machine: the
+ * kernel source is the one the level compiles with real tiles. Against portable, bit for bit. Where the machine has tiles
+ * test_matmul.c covers the real ones besides. */
+#include "kernels/kt_matmul.h"
+
+#include "ops/cpu/amx/tiles_c.h"
+
+#include "ops/cpu/amx/matmul_tiles.h"
+
+static void tiles_matmul(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
+                         int64_t m, float *y, int64_t ld_y)
+{
+    matmul_tiles(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+static void check_tiles(int bits, int g, enum dtype dt, enum act_form form, int64_t n, int64_t k, int64_t m, enum flavour fl)
+{
+    struct cpu_kernels plain;
+    cpu_kernels_fill(&plain, CPU_PORTABLE);
+    struct problem pr = problem_make(bits, g, dt, n, k);
+    struct kt_buf x = kt_alloc((size_t)(m * k) * 4), want = kt_alloc((size_t)(m * n) * 4), ab;
+    x_fill((float *)x.p, m, k, fl);
+    struct cpu_act a = act_make(&plain, form, g, k, m, (float *)x.p, &ab);
+    int64_t blocks = (n + 15) / 16;
+    pick(&plain, pr.w.type, form)(&pr.w, 0, blocks, &a, 0, m, (float *)want.p, n);
+    char what[160];
+    snprintf(what, sizeof what, "tiles bits %d g %d dt %d form %d n %lld k %lld m %lld flavour %d", bits, g, dt, form,
+             (long long)n, (long long)k, (long long)m, fl);
+    struct kt_buf y = kt_alloc((size_t)(m * n) * 4);
+    tiles_matmul(&pr.w, 0, blocks, &a, 0, m, (float *)y.p, n);
+    kt_expect_same((float *)want.p, (float *)y.p, (size_t)(m * n), what);
+    kt_free(&y);
+
+    int64_t b0 = kt_below((int)blocks), b1 = b0 + 1 + kt_below((int)(blocks - b0)), r0 = kt_below((int)m),
+            mm = 1 + kt_below((int)(m - r0)), width = (16 * b1 < n ? 16 * b1 : n) - 16 * b0, ld = width + kt_below(5);
+    y = kt_alloc((size_t)(mm * ld) * 4);
+    tiles_matmul(&pr.w, b0, b1, &a, r0, mm, (float *)y.p, ld);
+    for (int64_t i = 0; i < mm; i++) {
+        kt_expect_same((float *)want.p + (r0 + i) * n + 16 * b0, (float *)y.p + i * ld, (size_t)width, what);
+        for (size_t j = (size_t)(i * ld + width) * 4; j < (size_t)((i + 1) * ld) * 4; j++)
+            if (y.p[j] != KT_FILL) fail_msg("%s: wrote between rows", what);
+    }
+    kt_free(&y);
+    kt_free(&x);
+    kt_free(&want);
+    kt_free(&ab);
+    problem_free(&pr);
+}
+
+static void test_b109_tiles_equal_portable(void **state)
+{
+    (void)state;
+    static const int bits[] = { 4, 8, 2, 3, 5, 6 }, groups[] = { 32, 64, 128 };
+    static const enum dtype dts[] = { DT_BF16, DT_F16, DT_F32 };
+    for (int b = 0; b < 6; b++)
+        for (int gi = 0; gi < 3; gi++)
+            for (int d = 0; d < 3; d++)
+                for (int f = 1; f < 3; f++)
+                    check_tiles(bits[b], groups[gi], dts[d], (enum act_form)f, 1 + kt_below(60), groups[gi] * (1 + kt_below(5)),
+                                1 + kt_below(40), (enum flavour)kt_below(4));
+    for (int i = 0; i < 4; i++) /* groups of 16: the fp4 path */
+        check_tiles(8, 16, DT_BF16, i & 1 ? ACT_Q8 : ACT_Q16, 40, 16 * (1 + kt_below(40)), 1 + kt_below(30), PLAIN);
+}
+
+/* Every row count up to five tiles, with both kinds of tail. */
+static void test_tiles_every_row_count(void **state)
+{
+    (void)state;
+    for (int64_t m = 1; m <= 70; m++)
+        check_tiles(m & 1 ? 4 : 8, m & 2 ? 32 : 64, DT_BF16, m & 4 ? ACT_Q8 : ACT_Q16, 1 + kt_below(40), 128, m, PLAIN);
+}
+
+/* More than one piece of k, more blocks than one panel, more groups than are gathered at once. */
+static void test_tiles_pieces(void **state)
+{
+    (void)state;
+    for (int f = 1; f < 3; f++) {
+        check_tiles(4, 32, DT_BF16, (enum act_form)f, 150, PANEL_K * 2 + 32, 20, PLAIN);
+        check_tiles(8, 64, DT_F16, (enum act_form)f, 150, PANEL_K + 64, 33, PLAIN);
+        check_tiles(4, 128, DT_BF16, (enum act_form)f, 17, PANEL_K * 2 + 128, 17, PLAIN);
+        check_tiles(4, 32, DT_BF16, (enum act_form)f, 33, 32 * (PAIR_GROUPS + 3), 5, PLAIN);
+        check_tiles(8, 32, DT_BF16, (enum act_form)f, 20, 32 * (PAIR_GROUPS + 17), 16, PLAIN);
+    }
+}
+
+int main(void)
+{
+    kt_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_b109_tiles_equal_portable),
+        cmocka_unit_test(test_tiles_every_row_count),
+        cmocka_unit_test(test_tiles_pieces),
+    };
+    return cmocka_run_group_tests_name("amx", tests, NULL, NULL);
+}
