@@ -1,0 +1,126 @@
+"""The real huggingface_hub client over the same hub and the same cache: it downloads from our test hub, reads the cache that
+mlx-bun wrote, and mlx-bun reads the cache that it wrote. The interpreter is $MLX_BUN_HF_PYTHON, else this one; without the client
+the tests are skipped."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hub_rig import Hub, Store, check_snapshot, model_files, small_files
+
+PYTHON = os.environ.get("MLX_BUN_HF_PYTHON", sys.executable)
+HAS_CLIENT = subprocess.run([PYTHON, "-c", "import huggingface_hub"], capture_output=True).returncode == 0
+pytestmark = pytest.mark.skipif(not HAS_CLIENT, reason="huggingface_hub is not installed (MLX_BUN_HF_PYTHON names a Python that has it)")
+NAME = "org/tiny"
+UNWANTED = (".gitattributes", "pytorch_model.bin")
+
+
+def client(store, code, status=0, **env):
+    p = subprocess.run([PYTHON, "-c", "import json, sys, huggingface_hub as hf\n" + code], capture_output=True, text=True, timeout=120,
+                       env={**store.env, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                            **env})
+    assert p.returncode == status, p.stderr[-3000:]
+    return p.stdout.strip()
+
+
+@pytest.fixture
+def hub():
+    with Hub() as h:
+        yield h
+
+
+@pytest.fixture
+def store(tmp_path, hub):
+    return Store(tmp_path, hub)
+
+
+def test_client_downloads_from_the_test_hub(hub, store):
+    """The hub of our tests behaves as the real client expects: so the tests mean something."""
+    files = model_files()
+    hub.repo(NAME).commit(files)
+    path = client(store, f"print(hf.snapshot_download({NAME!r}))")
+    check_snapshot(path, files)
+    hub.gated["org/closed"] = "hf_x"
+    hub.repo("org/closed").commit(files)
+    assert "Gated" in client(store, "try:\n hf.snapshot_download('org/closed')\nexcept Exception as e: print(type(e).__name__)")
+    assert client(store, "print(hf.snapshot_download('org/closed'))", HF_TOKEN="hf_x")
+
+
+def test_client_reads_our_cache(hub, store):
+    """REG-001 REG-013: the client finds what mlx-bun wrote, whole, and downloads nothing."""
+    files = {**model_files(), "sub/x.json": b"{}"}
+    commit = hub.repo(NAME).commit(files)
+    ours = store.get(NAME, "--all")
+    hub.requests.clear()
+    path = client(store, f"print(hf.snapshot_download({NAME!r}))", HF_HUB_OFFLINE="1")
+    assert path == str(ours) and not hub.requests
+    assert client(store, f"print(hf.try_to_load_from_cache({NAME!r}, 'sub/x.json'))") == str(ours / "sub/x.json")
+    client(store, f"print(hf.snapshot_download({NAME!r}))")
+    assert not hub.gets("cdn") and not [p for p in hub.gets() if "/resolve/" in p]
+    scan = json.loads(client(store, """
+i = hf.scan_cache_dir()
+print(json.dumps({"warnings": [str(w) for w in i.warnings], "repos": [[r.repo_id, r.repo_type, r.nb_files,
+      sorted(v.commit_hash for v in r.revisions)] for r in i.repos]}))"""))
+    assert scan == {"warnings": [], "repos": [[NAME, "model", len(files), [commit]]]}
+
+
+def test_b122_cache_of_the_client(hub, store):
+    """B-122 REG-013: two revisions, .no_exist entries, a data set: listed as owner/name@rev, nothing is fetched or stored twice."""
+    one = model_files()
+    repo = hub.repo(NAME)
+    a = repo.commit({k: v for k, v in one.items() if k not in UNWANTED})
+    client(store, f"print(hf.snapshot_download({NAME!r}))")
+    b = repo.commit({**{k: v for k, v in one.items() if k not in UNWANTED}, "README.md": b"new\n"})
+    client(store, f"print(hf.snapshot_download({NAME!r}))")
+    client(store, f"try:\n hf.hf_hub_download({NAME!r}, 'absent.json')\nexcept Exception as e: print(type(e).__name__)")
+    assert list(store.repo(NAME).glob(".no_exist/*/absent.json"))
+    (store.cache / "datasets--org--tiny/snapshots" / a).mkdir(parents=True)
+    blobs = store.blobs(NAME)
+    hub.requests.clear()
+    rows = store.json("ls", "--all-revisions")["models"]
+    assert {(r["repo_id"], r["commit"], r["canonical"], r["complete"]) for r in rows} == {(NAME, a, False, True), (NAME, b, True, True)}
+    text = store.run("ls", "--all-revisions").stdout
+    assert f"* {NAME}@{b[:12]}" in text and f"  {NAME}@{a[:12]}" in text and len(text.splitlines()) == 2
+    assert store.run("generate", NAME, "--prompt", "hi", "--max-tokens", "2").stdout
+    assert not hub.requests
+    assert store.get(NAME).name == b and len(hub.requests) == 1 and store.blobs(NAME) == blobs
+
+
+def test_client_and_mlx_bun_continue_each_other(hub, store):
+    """A revision that mlx-bun began is finished by the client, and the reverse."""
+    files = small_files()
+    hub.repo(NAME).commit(files)
+    hub.fault("model-00002-of-00003.safetensors", "cut", 1000, times=1)
+    store.run("get", NAME, "--retries", "0", "--parallel", "1", status=7)
+    hub.requests.clear()
+    check_snapshot(client(store, f"print(hf.snapshot_download({NAME!r}))"), files)
+    assert len(hub.gets("cdn")) == 2
+    assert store.get(NAME)
+    hub.repo("org/two").commit(files)
+    client(store, "hf.hf_hub_download('org/two', 'model-00001-of-00003.safetensors')")
+    hub.requests.clear()
+    assert "incomplete" in store.run("generate", "org/two", "--prompt", "x", status=4).stderr
+    check_snapshot(store.get("org/two"), files)
+    assert len(hub.gets("cdn")) == 2
+
+
+def test_gc_agrees_with_the_client(hub, store):
+    """REG-099 REG-100 REG-106: what gc leaves is what the client's own cache report calls whole."""
+    one = model_files()
+    repo = hub.repo(NAME)
+    a = repo.commit(one)
+    client(store, f"print(hf.snapshot_download({NAME!r}))")
+    b = repo.commit({**one, "model.safetensors": one["model.safetensors"][:-1] + b"x"})
+    client(store, f"print(hf.snapshot_download({NAME!r}))")
+    hub.repo("org/other").commit(small_files())
+    client(store, "hf.hf_hub_download('org/other', 'config.json', revision='main')")
+    plan = store.json("gc")
+    done = store.json("gc", "--yes")
+    assert plan["bytes"] == done["bytes"] == len(one["model.safetensors"]) and plan["repos"] == done["repos"]
+    scan = json.loads(client(store, """
+i = hf.scan_cache_dir()
+print(json.dumps({"warnings": [str(w) for w in i.warnings], "revisions": sorted(v.commit_hash for r in i.repos for v in r.revisions
+      if r.repo_id == 'org/tiny'), "n": len(i.repos)}))"""))
+    assert scan == {"warnings": [], "revisions": [b], "n": 2} and a != b
