@@ -15,7 +15,7 @@
 #include "base/filemap.h"
 
 #define OLD_S 3600       /* REG-041 */
-#define EMPTY_S 10       /* a lock file without content: its maker is just writing it */
+#define EMPTY_S 2        /* a lock file without content: its maker is just writing it */
 #define TRIES 20
 
 uint64_t process_start(long pid)
@@ -64,12 +64,13 @@ static bool holder_lives(const struct holder *h)
     return start != 0 && (h->start == 0 || h->start == start);
 }
 
+/* Always of one length, so that it is replaced in one write and never seen empty. */
 static void holder_write(int fd)
 {
     char text[96];
-    int n = snprintf(text, sizeof text, "%ld %lld %llu\n", (long)getpid(), (long long)clock_unix_s(),
+    int n = snprintf(text, sizeof text, "%-10ld %-12lld %-20llu\n", (long)getpid(), (long long)clock_unix_s(),
                      (unsigned long long)process_start(getpid()));
-    if (ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) != n) { /* full disk: the flock alone says it */ }
+    if (pwrite(fd, text, (size_t)n, 0) != n) { /* full disk: the flock alone says it */ }
 }
 
 static bool is_same_file(int fd, const char *path)
@@ -94,25 +95,48 @@ static enum attempt take_over(int fd, const char *path)
     return TOOK;
 }
 
+/* A new lock file appears with its content and its flock, or not at all: made without a name, then linked, which fails when the
+ * name is taken, as O_EXCL does. Where a file system cannot do that: O_EXCL, and a file that is empty for a moment. */
+static enum attempt create(struct lock *l)
+{
+    char dir[PATH_MAX], self[64];
+    strcpy(dir, l->path);
+    *strrchr(dir, '/') = '\0';
+    l->fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0644);
+    if (l->fd >= 0) {
+        snprintf(self, sizeof self, "/proc/self/fd/%d", l->fd);
+        if (flock(l->fd, LOCK_EX | LOCK_NB) != 0) return FAILED;
+        holder_write(l->fd);
+        if (linkat(AT_FDCWD, self, AT_FDCWD, l->path, AT_SYMLINK_FOLLOW) == 0) return TOOK;
+        if (errno == EEXIST) return HELD;
+        close(l->fd);
+    }
+    l->fd = open(l->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (l->fd < 0) return errno == EEXIST ? HELD : FAILED;
+    if (flock(l->fd, LOCK_EX) != 0) return FAILED; /* waits for somebody's glance at most */
+    if (!is_same_file(l->fd, l->path)) return AGAIN;
+    holder_write(l->fd);
+    return TOOK;
+}
+
+static void drop_fd(struct lock *l)
+{
+    int saved = errno;
+    if (l->fd >= 0) close(l->fd);
+    l->fd = -1;
+    errno = saved;
+}
+
 static enum attempt try_take(struct lock *l)
 {
-    enum attempt a = TOOK;
-    l->fd = open(l->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    if (l->fd >= 0) {
-        if (flock(l->fd, LOCK_EX) != 0) a = FAILED; /* waits for somebody's glance at most */
-        else if (!is_same_file(l->fd, l->path)) a = AGAIN;
-        else holder_write(l->fd);
-    } else if (errno == EEXIST) {
-        l->fd = open(l->path, O_RDWR | O_CLOEXEC);
-        if (l->fd < 0) return errno == ENOENT ? AGAIN : FAILED;
-        a = take_over(l->fd, l->path);
-    } else return FAILED;
-    if (a != TOOK) {
-        int saved = errno;
-        close(l->fd);
-        l->fd = -1;
-        errno = saved;
-    }
+    enum attempt a = create(l);
+    if (a == TOOK) return a;
+    drop_fd(l);
+    if (a != HELD) return a;
+    l->fd = open(l->path, O_RDWR | O_CLOEXEC); /* it is there: whose is it? */
+    if (l->fd < 0) return errno == ENOENT ? AGAIN : FAILED;
+    a = take_over(l->fd, l->path);
+    if (a != TOOK) drop_fd(l);
     return a;
 }
 

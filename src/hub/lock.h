@@ -1,9 +1,9 @@
 /* lock.h: locks between processes that outlive no holder.
  *
- * A blob's lock is a file made with O_EXCL that holds "<pid> <unix seconds> <start of the process>" (REG-038, REG-039), and
- * is flock()ed by its holder as long as it lives. It counts as held when somebody has the flock, or when the process it
- * names runs (the same start, so that a reused number does not count) and the file is younger than an hour; else it is taken
- * over (REG-040, REG-041). Taking over happens under the flock, so two cannot do it at once.
+ * A blob's lock is a file that is made only where there is none (REG-038); it holds "<pid> <unix seconds> <start of the process>"
+ * (REG-039) and is flock()ed by its holder as long as it lives. It counts as held when somebody has the flock, or when the
+ * process it names runs (with the same start, so that a reused number does not count) and the file is younger than an hour; else
+ * it is taken over (REG-040, REG-041). Taking over happens under the flock, so two cannot do it at once.
  * A marker is a file in <hub>/.locks/<repository>: shared by those who use a thing, exclusive for who wants to change it.
  * Threads: a lock belongs to its holder; two threads of one process exclude each other like two processes.
  */

@@ -14,6 +14,7 @@
 #define RETRY_MAX_MS 8000
 #define RETRY_AFTER_MAX_S 60
 #define WAIT_SLICE_MS 50
+#define UNREACHABLE_RETRIES 2 /* without a network nobody wants to wait for the answer that there is none */
 
 /* --- URLs --- */
 
@@ -350,7 +351,7 @@ mb_status net_get_json(const struct net_opts *o, const char *url, const char *re
     mb_status st;
     for (int i = 0;; i++) {
         st = get_following(o, url, &asked, &a, &body, err);
-        if (st != MB_OK || !net_is_temporary(&a) || i >= retries) break;
+        if (st != MB_OK || !net_is_temporary(&a) || i >= retries || (a.status == 0 && i >= UNREACHABLE_RETRIES)) break;
         st = wait_or_cancel(net_delay_ms(o, &a, i), &asked, err);
         if (st != MB_OK) break;
     }

@@ -1,0 +1,444 @@
+"""scan, ls, rm and gc over caches made on this machine: the registry's rows and queries, what may go and what stays, processes that
+are killed half way."""
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hub_rig import (LLAMA, TORTURE, Hub, Store, check_snapshot, digest_of, model_files, sha256, small_files)
+
+NAME = "org/tiny"
+
+
+@pytest.fixture
+def hub():
+    with Hub() as h:
+        yield h
+
+
+@pytest.fixture
+def store(tmp_path, hub):
+    return Store(tmp_path, hub)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    return Store(tmp_path)
+
+
+def plant(store, name, files, ref="main"):
+    """What the official client leaves behind, without it. The commit."""
+    commit = sha256(repr((name, sorted(files), [sha256(v) for v in files.values()])).encode())[:40]
+    repo = store.repo(name)
+    for path, data in files.items():
+        blob = repo / "blobs" / digest_of(path, data)
+        link = repo / "snapshots" / commit / path
+        for p in (blob, link):
+            p.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+        link.symlink_to("../" * (2 + path.count("/")) + "blobs/" + blob.name)
+    if ref:
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / ref).write_text(commit)
+    return commit
+
+
+def tree(path):
+    return {str(p.relative_to(path)): (os.readlink(p) if p.is_symlink() else p.read_bytes())
+            for p in Path(path).rglob("*") if p.is_symlink() or not p.is_dir()}
+
+
+def rows(store):
+    db = sqlite3.connect(store.home / "own/registry.sqlite")
+    db.row_factory = sqlite3.Row
+    return {Path(r["path"]).name: dict(r) for r in db.execute("SELECT * FROM models")}
+
+
+# --- the registry ---
+
+
+def test_scan_fills_the_registry(alone):
+    """REG-055..072 REG-064: a row a snapshot, from config.json and headers; packed weights are counted unpacked."""
+    a = plant(alone, NAME, {**model_files(), "kv_config.json": b"{}"})
+    b = plant(alone, NAME, small_files(), ref=None)
+    assert alone.json("scan")["snapshots"] == 2
+    r = rows(alone)
+    assert set(r) == {a, b}
+    config = json.loads((LLAMA / "config.json").read_text())
+    m = r[a]
+    assert m["path"] == str(alone.repo(NAME) / "snapshots" / a) and m["repo_id"] == NAME and m["model_type"] == "llama"
+    assert (m["num_layers"], m["hidden_size"], m["vocab_size"]) == tuple(
+        config[k] for k in ("num_hidden_layers", "hidden_size", "vocab_size"))
+    assert (m["quant_bits"], m["quant_group_size"], m["quant_mode"]) == (4, 32, "affine")
+    assert m["license"] == "apache-2.0" and m["has_kv_config"] == 1 and m["has_vision_sidecar"] == 0 and m["experts_bytes"] == 0
+    d, ff, v, n = config["hidden_size"], config["intermediate_size"], config["vocab_size"], config["num_hidden_layers"]
+    kv = d * config["num_key_value_heads"] // config["num_attention_heads"]
+    layer = 2 * d * d + 2 * d * kv + 3 * d * ff + 2 * d
+    assert m["param_count"] in (v * d + n * layer + d, 2 * v * d + n * layer + d)
+    assert r[b]["size_bytes"] == 15000 and r[b]["quant_bits"] == 0 and m["scanned_at"] > 1.6e12
+    (alone.repo(NAME) / "snapshots" / b).rename(alone.home / "away")
+    alone.run("scan")
+    assert set(rows(alone)) == {a}  # REG-059
+
+
+def header(tensors):
+    at, entries = 0, {}
+    for name, (dtype, shape, size) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(at)
+
+
+@pytest.mark.parametrize("config, sidecar, vision, kept", [
+    ({"vision_config": {"model_type": "gemma4_vision"}}, False, False, "gemma4_vision"),
+    ({"vision_config": {"model_type": "gemma4_vision"}}, True, True, "gemma4_vision"),
+    ({"vision_config": {"model_type": "gemma4_unified_vision"}}, False, True, "gemma4_unified_vision"),
+    ({"vision_config": {"model_type": "qwen3_5_text"}}, False, False, ""), ({}, False, False, "")])
+def test_vision_rule(alone, config, sidecar, vision, kept):
+    """REG-065 REG-066 REG-069 REG-070 REG-073..076 REG-091: the sidecar, or a unified tower; never the key alone."""
+    files = {"config.json": json.dumps({"model_type": "gemma4", **config}).encode(),
+             "model.safetensors": header({"model.layers.0.mlp.experts.w": ("F32", [4], 16), "a": ("F16", [2, 3], 12)})}
+    if sidecar:
+        files["optiq_vision.safetensors"] = header({"v": ("BF16", [50], 100)})
+    commit = plant(alone, NAME, files)
+    assert [m["vision"] for m in alone.json("ls")["models"]] == [vision]
+    assert len(alone.json("ls", "--vision")["models"]) == vision
+    m = rows(alone)[commit]
+    assert (m["size_bytes"], m["sidecar_bytes"], m["experts_bytes"], m["vision_config_type"], m["param_count"]) == (
+        28, 100 if sidecar else 0, 16, kept, 10)
+
+
+def test_registry_is_derived(alone):
+    """REG-057 REG-058: another version, a file that is no database, none at all: made again without asking."""
+    plant(alone, NAME, small_files())
+    path = alone.home / "own/registry.sqlite"
+    for spoil in (lambda: sqlite3.connect(path).execute("PRAGMA user_version = 99").connection.commit(),
+                  lambda: sqlite3.connect(path).executescript("DROP TABLE models; CREATE TABLE models (x)"),
+                  lambda: path.write_bytes(b"not a database" * 1000), path.unlink,
+                  lambda: [p.unlink() for p in path.parent.iterdir()]):
+        assert [m["repo_id"] for m in alone.json("ls")["models"]] == [NAME]
+        spoil()
+    assert [m["repo_id"] for m in alone.json("ls")["models"]] == [NAME]
+
+
+def test_queries(alone):
+    """REG-078..083 REG-085 REG-051..053 CFG-041..043: part of a name or of the type; one match, or the candidates."""
+    plant(alone, "org/Qwen-Small", small_files(seed=1))
+    plant(alone, "org/Qwen-Small", small_files(seed=2), ref="old")
+    draft = small_files(seed=3)
+    draft["config.json"] = b'{"model_type": "qwen3_assistant"}'
+    plant(alone, "org/Qwen-Small-assistant", draft)
+    plant(alone, "else/llama-x", small_files(seed=4))
+    p = alone.run("get", "qwen", "--retries", "0")  # the one match; the hub is away, so the copy serves
+    assert "org/Qwen-Small" in p.stderr and "cannot reach the hub" in p.stderr and "models--org--Qwen-Small/" in p.stdout
+    for query, status in (("Qwen", 4), ("qwen-small", 4), ("org/Qwen-Small", 4)):
+        assert "config.json" in alone.run("generate", query, "--prompt", "x", status=status).stderr
+    text = alone.run("generate", "llama", "--prompt", "x", status=2).stderr
+    assert "else/llama-x" in text and "org/Qwen-Small" in text and "assistant" not in text
+    assert "mlx-bun ls nothing" in alone.run("generate", "nothing", "--prompt", "x", status=3).stderr
+
+
+def test_canonical_snapshot(alone):
+    """REG-082 REG-086 REG-087 CFG-042: refs/main; without it the one scanned last."""
+    a = plant(alone, NAME, small_files(seed=1))
+    b = plant(alone, NAME, small_files(seed=2), ref="other")
+    assert [m["commit"] for m in alone.json("ls")["models"]] == [a]
+    assert {m["commit"]: m["canonical"] for m in alone.json("ls", "--all-revisions")["models"]} == {a: True, b: False}
+    (alone.repo(NAME) / "refs/main").write_text(b)
+    assert [m["commit"] for m in alone.json("ls")["models"]] == [b]
+    (alone.repo(NAME) / "refs/main").unlink()
+    db = sqlite3.connect(alone.home / "own/registry.sqlite")
+    db.execute("UPDATE models SET scanned_at = scanned_at + 100000 WHERE path LIKE ?", (f"%{a}",))
+    db.commit()
+    assert [m["commit"] for m in alone.json("ls")["models"]] == [a]
+    db.execute("UPDATE models SET scanned_at = 5")
+    db.commit()
+    assert [m["commit"] for m in alone.json("ls")["models"]] == [min(a, b)]
+
+
+def test_ls_filters_and_columns(alone):
+    """REG-088..091"""
+    plant(alone, NAME, model_files())
+    odd = small_files()
+    odd["config.json"] = b'{"model_type": "mystery"}'
+    plant(alone, "org/odd", odd)
+    text = alone.run("ls").stdout
+    assert "supported (targeted)" in text and "4 bit g32" in text and "not supported" in text
+    assert [m["repo_id"] for m in alone.json("ls", "--max-size", "0.0001GB")["models"]] == ["org/odd"]
+    assert [m["repo_id"] for m in alone.json("ls", "llama")["models"]] == [NAME]
+    assert "--max-size" in alone.run("ls", "--max-size", "big", status=2).stderr
+    assert "nothing in" in alone.run("ls", "nix").stderr
+
+
+def test_b116_cache_of_another_client_with_a_shard_missing(alone):
+    """B-116 B-122: without our manifest the index, config.json and dangling links say what is missing."""
+    files = small_files()
+    for lost in ("model-00002-of-00003.safetensors", "config.json"):
+        commit = plant(alone, NAME, files)
+        (alone.repo(NAME) / "snapshots" / commit / lost).unlink()
+        assert f"1 file missing ({lost})" in alone.run("generate", NAME, "--prompt", "x", status=4).stderr
+        assert [m["missing_files"] for m in alone.json("ls")["models"]] == [1]
+        subprocess.run(["rm", "-r", alone.repo(NAME)], check=True)
+    commit = plant(alone, NAME, files)
+    (alone.repo(NAME) / "blobs" / digest_of("model-00003-of-00003.safetensors", files["model-00003-of-00003.safetensors"])).unlink()
+    assert "incomplete" in alone.run("ls").stdout
+    text = alone.run("generate", alone.repo(NAME) / "snapshots" / commit, "--prompt", "x", status=4).stderr
+    assert "incomplete, 1 file missing" in text
+
+
+# --- gc ---
+
+
+def cache_with_garbage(store):
+    """Two revisions that share blobs, the old one unnamed; a data set; a repository with a broken ref; one without refs; a file that
+    nobody knows; what gc may free."""
+    files = small_files()
+    old = plant(store, NAME, files, ref=None)
+    new = plant(store, NAME, {**files, "model-00001-of-00003.safetensors": b"n" * 777})
+    (store.cache / "datasets--org--tiny/blobs").mkdir(parents=True)
+    (store.cache / "datasets--org--tiny/blobs" / ("a" * 64)).write_bytes(b"data")
+    plant(store, "org/broken", small_files(seed=3), ref=None)
+    (store.repo("org/broken") / "refs").mkdir()
+    (store.repo("org/broken") / "refs/main").write_text("f" * 40)
+    plant(store, "org/norefs", small_files(seed=4), ref=None)
+    (store.repo(NAME) / "blobs/notes.txt").write_text("mine")
+    (store.repo(NAME) / "blobs" / ("e" * 64)).write_bytes(b"orphan")
+    (store.cache / "README").write_text("mine")
+    return old, new, len(files["model-00001-of-00003.safetensors"]) + len(b"orphan")
+
+
+def test_b125_gc_frees_what_no_revision_needs(alone):
+    """B-125 REG-094..096 REG-098..101 REG-104 REG-106 REG-107: the plan is what goes, nothing else does, and only with --yes."""
+    old, new, gain = cache_with_garbage(alone)
+    alone.run("scan")
+    before = tree(alone.cache)
+    plan = alone.json("gc")
+    for args in ([], ["--dry-run"], ["--dry-run", "--yes"], ["--force"], ["--yes", "--dry-run", "--force"]):
+        p = alone.json("gc", *args)
+        assert p["repos"] == plan["repos"] and p["bytes"] == gain and not p["deleted"]
+        assert {k: v for k, v in tree(alone.cache).items() if not k.startswith(".locks")} == before
+    mine = {r["repo_id"]: r for r in plan["repos"]}[NAME]
+    assert (mine["kept"], mine["pruned"], mine["skipped"], mine["bytes"]) == (1, 1, 0, gain)
+    assert {i["kind"] for i in mine["items"]} == {"snapshot", "blob"}
+    size = lambda: sum(len(v) for v in tree(alone.cache).values() if isinstance(v, bytes))  # noqa: E731
+    was = size()
+    done = alone.json("gc", "--yes")
+    assert done["deleted"] and done["repos"] == plan["repos"]
+    assert was - size() == gain
+    gone = set(before) - set(tree(alone.cache))
+    listed = {i["path"] for r in plan["repos"] for i in r["items"]}
+    assert gone == {g for g in gone if g in listed or any(g.startswith(x + "/") for x in listed)}
+    assert not [g for g in gone if NAME.replace("/", "--") not in g or g.startswith("datasets")]
+    assert old not in rows(alone) and new in rows(alone)  # REG-107
+    assert alone.json("gc")["bytes"] == 0
+    text = alone.run("gc").stdout
+    assert "nothing to free" in text
+
+
+def test_gc_file_loss_rail(alone):
+    """REG-097 REG-102 REG-103: a snapshot with a file that no kept one has stays and is named; --force takes it."""
+    files = small_files()
+    old = plant(alone, NAME, {**files, "optiq_vision.safetensors": b"tower" * 10, "notes.json": b"[]"}, ref=None)
+    plant(alone, NAME, files)
+    p = alone.json("gc", "--yes")
+    r = p["repos"][0]
+    assert (r["kept"], r["pruned"], r["skipped"], r["bytes"]) == (1, 0, 1, 0)
+    assert len(r["warnings"]) == 2 and "optiq_vision.safetensors" in " ".join(r["warnings"]) and "notes.json" in " ".join(r["warnings"])
+    assert (alone.repo(NAME) / "snapshots" / old).exists()
+    text = alone.run("gc").stdout
+    assert "1 skipped" in text and "optiq_vision.safetensors" in text
+    assert alone.json("gc", "--force", "--yes")["bytes"] == 52
+    assert not (alone.repo(NAME) / "snapshots" / old).exists()
+
+
+def test_b124_partial_downloads(hub, store):
+    """B-124: a cancelled download is listed with its size, goes on if kept, and gc and rm free it; a running one is left alone."""
+    files = small_files()
+    hub.repo(NAME).commit(files)
+
+    def cancel():
+        hub.held.clear()
+        hub.release.clear()
+        hub.fault("model-00001-of-00003.safetensors", "hold", 1000, times=1)
+        p = store.start("get", NAME, "--parallel", "1")
+        assert hub.held.wait(30)
+        while not any(x.stat().st_size == 1000 for x in store.partials(NAME)):
+            time.sleep(0.005)
+        return p
+
+    p = cancel()
+    assert store.json("ls")["partial"] == [{"repo_id": NAME, "partial_bytes": 1000, "files": 1, "active": True}]
+    assert "a download is running" in store.run("ls").stdout
+    g = store.json("gc", "--yes")
+    assert g["bytes"] == 0 and "download is in progress" in g["repos"][0]["warnings"][0]
+    assert "in progress" in store.run("rm", NAME, "--yes", status=11).stderr
+    p.kill()
+    p.communicate()
+    hub.release.set()
+    assert [(x["partial_bytes"], x["active"]) for x in store.json("ls")["partial"]] == [(1000, False)]
+    assert "partial" in store.run("ls").stdout
+    assert [i["kind"] for r in store.json("gc")["repos"] for i in r["items"]] == ["partial"]
+    check_snapshot(store.get(NAME), files)  # kept: it goes on
+    assert [h["Range"] for s, _, _, h in hub.requests if s == "cdn" and "Range" in h] == ["bytes=1000-"]
+    store.run("rm", NAME, "--yes")
+    assert not store.repo(NAME).exists()
+    p = cancel()
+    p.kill()
+    p.communicate()
+    hub.release.set()
+    assert store.json("gc", "--yes")["bytes"] == 1000 and not store.partials(NAME)
+    assert not store.json("ls")["partial"]
+
+
+def test_rm(alone):
+    """rm takes a repository, or one revision with what only it needs; a plan first, --yes deletes."""
+    files = small_files()
+    a = plant(alone, NAME, files)
+    b = plant(alone, NAME, {**files, "model-00001-of-00003.safetensors": b"n" * 777}, ref="v2")
+    assert alone.json("rm", f"{NAME}@v2")["bytes"] == 777
+    assert alone.json("rm", f"{NAME}@{b[:8]}", "--yes")["bytes"] == 777
+    assert not (alone.repo(NAME) / "refs/v2").exists() and b not in rows(alone)
+    check_snapshot(alone.repo(NAME) / "snapshots" / a, files)
+    assert "no revision 'v2'" in alone.run("rm", f"{NAME}@v2", "--yes", status=3).stderr
+    assert "not in the cache" in alone.run("rm", "org/none", "--yes", status=3).stderr
+    assert alone.json("rm", NAME, "--yes")["deleted"] and not alone.repo(NAME).exists() and not rows(alone)
+    assert "what?" in alone.run("rm", status=2).stderr
+
+
+def test_gc_leaves_alone_what_programs_use(alone):
+    """B-125: an old snapshot that a server runs from, and one whose blob another program has mapped, stay, also with --force."""
+    files = model_files()
+    old = plant(alone, NAME, files, ref=None)
+    plant(alone, NAME, {**files, "model.safetensors": files["model.safetensors"][:-1] + b"x"})
+    gain = len(files["model.safetensors"])
+    path = alone.repo(NAME) / "snapshots" / old
+    p = alone.start("serve", str(path), "--port", "0")
+    for line in p.stdout:
+        if "url " in line:
+            break
+    r = alone.json("gc", "--yes", "--force")["repos"][0]
+    assert r["bytes"] == 0 and "running server" in r["warnings"][0]
+    assert "in use" in alone.run("rm", NAME, "--yes", status=11).stderr
+    p.send_signal(signal.SIGTERM)
+    p.communicate(timeout=40)
+    code = "import mmap, sys, time; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); f.close(); " \
+           "print('ready', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, path / "model.safetensors"], stdout=subprocess.PIPE, text=True) as m:
+        m.stdout.readline()
+        r = alone.json("gc", "--yes", "--force")["repos"][0]
+        assert r["bytes"] == 0 and "running program" in r["warnings"][0]
+        m.kill()
+    assert alone.json("gc", "--yes")["bytes"] == gain
+    assert not path.exists()
+
+
+def test_gc_respects_locks_of_other_clients(alone):
+    """A repository in which another client holds its lock file is left alone."""
+    import fcntl
+    cache_with_garbage(alone)
+    locks = alone.cache / ".locks/models--org--tiny"
+    locks.mkdir(parents=True)
+    with open(locks / ("b" * 64 + ".lock"), "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        assert alone.json("gc", "--yes")["bytes"] == 0
+    assert alone.json("gc", "--yes")["bytes"] > 0
+
+
+def test_gc_one_repository(alone):
+    cache_with_garbage(alone)
+    plant(alone, "org/more", small_files(seed=1), ref=None)
+    plant(alone, "org/more", small_files(seed=2))
+    assert {r["repo_id"] for r in alone.json("gc", "org/more")["repos"]} == {"org/more"}
+    assert "not a revision" in alone.run("gc", "org/more@main", status=2).stderr
+
+
+# --- killed half way ---
+
+
+def killed(store, args, seconds):
+    p = store.start(*args)
+    try:
+        p.wait(seconds)
+    except subprocess.TimeoutExpired:
+        p.kill()
+    p.communicate()
+
+
+def test_kill_get_at_random_moments(hub, store):
+    """kill -9 at random moments of get: a blob's name always means its bytes, nothing half counts as a model, the end is whole."""
+    files = small_files(n=3, size=120000)
+    hub.repo(NAME).commit(files)
+    for name in files:
+        hub.fault(name, "slow", 4000)
+    rng = random.Random(7)
+    for _ in range(200 if TORTURE else 8):
+        killed(store, ["get", NAME], rng.uniform(0.0, 0.35))
+        for blob in (store.repo(NAME) / "blobs").glob("*") if store.repo(NAME).exists() else []:
+            if not blob.name.endswith((".incomplete", ".lock")):
+                assert any(blob.name == digest_of(k, v) and blob.read_bytes() == v for k, v in files.items())
+        if (store.repo(NAME) / "refs/main").exists():
+            check_snapshot(store.repo(NAME) / "snapshots" / hub.repo(NAME).refs["main"], files)
+            subprocess.run(["rm", "-r", store.repo(NAME)], check=True)
+    hub.faults.clear()
+    check_snapshot(store.get(NAME), files)
+    assert not [p for p in store.repo(NAME).rglob("*") if p.name.endswith((".lock", ".incomplete"))]
+
+
+def test_kill_gc_and_scan_at_random_moments(alone):
+    """kill -9 at random moments of gc, rm and registry writes: kept models stay whole, the next run frees the rest."""
+    rng = random.Random(9)
+    for i in range(66 if TORTURE else 3):
+        old, new, _ = cache_with_garbage(alone)
+        kept = {n: tree(alone.repo(n)) for n in ("org/broken", "org/norefs")}
+        want = tree(alone.repo(NAME) / "snapshots" / new)
+        killed(alone, ["gc", "--yes"], rng.uniform(0.0, 0.04))
+        killed(alone, ["scan"], rng.uniform(0.0, 0.04))
+        for name, data in want.items():
+            assert (alone.repo(NAME) / "snapshots" / new / name).exists()
+        alone.run("gc", "--yes")
+        assert alone.json("gc")["bytes"] == 0 and not (alone.repo(NAME) / "snapshots" / old).exists()
+        assert tree(alone.repo(NAME) / "snapshots" / new) == want and not list(alone.repo(NAME).glob(".mlx-bun/*trash*"))
+        for n, was in kept.items():
+            assert tree(alone.repo(n)) == was
+        assert len(alone.json("ls", "--all-revisions")["models"]) == 3
+        killed(alone, ["rm", NAME, "--yes"], rng.uniform(0.0, 0.04))
+        alone.run("gc", "--yes")
+        assert not list(alone.cache.glob(".mlx-bun-trash*"))
+        subprocess.run(["rm", "-rf", alone.cache], check=True)
+
+
+# --- serve without a model ---
+
+
+def serve_card(store, *args):
+    p = store.start("serve", "--port", "0", *args)
+    card = ""
+    for line in p.stdout:
+        card += line
+        if "url " in line:
+            card += p.stdout.readline() + p.stdout.readline()
+            break
+    p.send_signal(signal.SIGTERM)
+    out, err = p.communicate(timeout=60)
+    return card, err
+
+
+def test_serve_picks_the_largest_that_fits(alone):
+    """REG-046 CFG-037: the largest whole model of a known family; e4b before all when it is there (and can be run)."""
+    plant(alone, "org/small", model_files())
+    broken = model_files()
+    commit = plant(alone, "org/larger-but-half", {**broken, "more.json": b"{}"})
+    (alone.repo("org/larger-but-half") / "snapshots" / commit / "model.safetensors").unlink()
+    odd = small_files(size=400000)
+    odd["config.json"] = b'{"model_type": "mystery"}'
+    plant(alone, "org/largest-but-unknown", odd)
+    card, err = serve_card(alone)
+    assert "serving org/small from the cache" in err and "models--org--small" in card
