@@ -1,8 +1,13 @@
-/* cores.c: how many compute threads are right: physical cores that this process may use.
+/* cores.c: how many compute threads are right, and where they may run: the physical cores of this process.
  *
- * Three questions to the kernel: the affinity mask, the hyperthread siblings in /sys (siblings in the mask count
- * once), and the cgroup's CPU quota (v2 cpu.max at our group and every parent, or v1 cfs_quota_us). A machine that
- * answers none of them gets 1. */
+ * Questions to the kernel: the affinity mask; under /sys the hyperthread siblings (siblings in the mask count once), the
+ * memory nodes, and which cores are fast where a processor has two kinds (Intel: devices/cpu_core; others: cpu_capacity);
+ * and the cgroup's CPU quota (v2 cpu.max at our group and every parent, or v1 cfs_quota_us). A machine that answers none
+ * of them gets 1.
+ * Slow cores are left out: in a region of equal tiles they would finish last, and a decoded token, which is bound by
+ * memory, gains nothing from them. */
+#include "base/cores.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
@@ -12,7 +17,7 @@
 #include "base/mem.h"
 #include "base/threads.h"
 
-enum { CPUS_MAX = 1 << 16 };
+enum { CPUS_MAX = 1 << 16, NODES_MAX = 1024 };
 
 /* First line of a small file into text; false when it cannot be read. */
 static bool read_line(const char *path, char *text, size_t cap)
@@ -24,15 +29,119 @@ static bool read_line(const char *path, char *text, size_t cap)
     return ok;
 }
 
-/* The lowest hyperthread of the core that holds this CPU; the CPU itself when /sys does not say. */
-static int core_of(int cpu)
+/* --- what /sys says --- */
+
+/* Call visit for each number of a list like "0-3,8"; numbers >= n are skipped. */
+static void list_visit(const char *text, int n, void (*visit)(struct cores *c, int cpu, int value), struct cores *c, int value)
 {
-    char path[128], text[256];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    while (*text) {
+        char *end;
+        long first = strtol(text, &end, 10), last = first;
+        if (end == text) return;
+        if (*end == '-') last = strtol(end + 1, &end, 10);
+        for (long i = first < 0 ? 0 : first; i <= last && i < n; i++) visit(c, (int)i, value);
+        text = *end == ',' ? end + 1 : end;
+        if (*end != ',') return;
+    }
+}
+
+static void set_node(struct cores *c, int cpu, int value) { c->node[cpu] = (int16_t)value; }
+
+static void set_slow(struct cores *c, int cpu, int value)
+{
+    (void)value;
+    c->two_speeds = c->two_speeds || c->usable[cpu];
+    c->usable[cpu] = false;
+}
+
+static void read_nodes(struct cores *c, const char *sys)
+{
+    char path[512], text[4096];
+    for (int node = 0; node < NODES_MAX; node++) {
+        snprintf(path, sizeof path, "%s/devices/system/node/node%d/cpulist", sys, node);
+        if (read_line(path, text, sizeof text)) list_visit(text, c->n_cpus, set_node, c, node);
+        else if (node > 0 && node % 64 == 0) return; /* numbers have gaps, but not wide ones */
+    }
+}
+
+static int capacity_of(const char *sys, int cpu)
+{
+    char path[512], text[64];
+    snprintf(path, sizeof path, "%s/devices/system/cpu/cpu%d/cpu_capacity", sys, cpu);
+    return read_line(path, text, sizeof text) ? atoi(text) : 0;
+}
+
+/* Leave the slow kind out, unless the mask holds nothing else. */
+static void drop_slow(struct cores *c, const char *sys, const bool *allowed)
+{
+    char path[512], text[4096];
+    int most = 0, n_left = 0;
+    snprintf(path, sizeof path, "%s/devices/cpu_atom/cpus", sys);
+    if (read_line(path, text, sizeof text)) {
+        list_visit(text, c->n_cpus, set_slow, c, 0);
+    } else {
+        for (int i = 0; i < c->n_cpus; i++)
+            if (allowed[i] && capacity_of(sys, i) > most) most = capacity_of(sys, i);
+        for (int i = 0; i < c->n_cpus && most > 0; i++)
+            if (allowed[i] && capacity_of(sys, i) * 4 < most * 3) set_slow(c, i, 0);
+    }
+    for (int i = 0; i < c->n_cpus; i++) n_left += c->usable[i];
+    if (n_left > 0) return;
+    memcpy(c->usable, allowed, (size_t)c->n_cpus * sizeof *allowed);
+    c->two_speeds = false;
+}
+
+/* The lowest hyperthread of the core that holds this CPU; the CPU itself when /sys does not say. */
+static int core_of(const char *sys, int cpu, int n_cpus)
+{
+    char path[512], text[256];
+    snprintf(path, sizeof path, "%s/devices/system/cpu/cpu%d/topology/thread_siblings_list", sys, cpu);
     if (!read_line(path, text, sizeof text)) return cpu;
     int first = atoi(text);
-    return first >= 0 && first < CPUS_MAX ? first : cpu;
+    return first >= 0 && first < n_cpus ? first : cpu;
 }
+
+static mb_status count(struct cores *c, const char *sys, mb_error *err)
+{
+    bool *seen = mb_calloc((size_t)c->n_cpus + NODES_MAX, sizeof *seen), *seen_node = seen + c->n_cpus;
+    if (!seen) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (int i = 0; i < c->n_cpus; i++) {
+        if (!c->usable[i]) continue;
+        int core = core_of(sys, i, c->n_cpus);
+        c->n_cores += !seen[core];
+        c->n_nodes += !seen_node[c->node[i]];
+        seen[core] = seen_node[c->node[i]] = true;
+    }
+    mb_free(seen);
+    return MB_OK;
+}
+
+mb_status cores_read(struct cores *out, const char *sys, const bool *allowed, int n_cpus, mb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    out->n_cpus = n_cpus;
+    out->usable = mb_calloc((size_t)n_cpus + 1, sizeof *out->usable);
+    out->node = mb_calloc((size_t)n_cpus + 1, sizeof *out->node);
+    mb_status st = MB_OK;
+    if (!out->usable || !out->node) st = mb_fail(err, MB_NO_MEMORY, "out of memory");
+    if (st == MB_OK) {
+        memcpy(out->usable, allowed, (size_t)n_cpus * sizeof *allowed);
+        read_nodes(out, sys);
+        drop_slow(out, sys, allowed);
+        st = count(out, sys, err);
+    }
+    if (st != MB_OK) cores_free(out);
+    return st;
+}
+
+void cores_free(struct cores *c)
+{
+    mb_free(c->usable);
+    mb_free(c->node);
+    memset(c, 0, sizeof *c);
+}
+
+/* --- this process --- */
 
 /* Affinity mask of this process, grown until the kernel's fits. Release with CPU_FREE. */
 static cpu_set_t *affinity_get(int *n_cpus)
@@ -47,22 +156,50 @@ static cpu_set_t *affinity_get(int *n_cpus)
     return NULL;
 }
 
-static int cores_in_mask(void)
+mb_status cores_read_own(struct cores *out, mb_error *err)
 {
-    int n_cpus, n_cores = 0;
+    int n_cpus = 0, n_used = 0;
+    memset(out, 0, sizeof *out);
     cpu_set_t *set = affinity_get(&n_cpus);
-    bool *seen = mb_calloc(CPUS_MAX, sizeof *seen);
-    if (set && seen) {
-        for (int cpu = 0; cpu < n_cpus; cpu++) {
-            if (!CPU_ISSET_S((size_t)cpu, CPU_ALLOC_SIZE((size_t)n_cpus), set)) continue;
-            int core = core_of(cpu);
-            if (!seen[core]) n_cores++;
-            seen[core] = true;
+    bool *allowed = mb_calloc((size_t)n_cpus + 1, sizeof *allowed);
+    for (int i = 0; set && allowed && i < n_cpus; i++)
+        if (CPU_ISSET_S((size_t)i, CPU_ALLOC_SIZE((size_t)n_cpus), set)) {
+            allowed[i] = true;
+            n_used = i + 1;
         }
-    }
+    mb_status st = allowed ? cores_read(out, "/sys", allowed, n_used, err) : mb_fail(err, MB_NO_MEMORY, "out of memory");
     if (set) CPU_FREE(set);
-    mb_free(seen);
-    return n_cores;
+    mb_free(allowed);
+    return st;
+}
+
+int cores_node_of_thread(const struct cores *c, int i_thread, int n_threads)
+{
+    int64_t n_usable = 0, before = 0;
+    for (int i = 0; i < c->n_cpus; i++) n_usable += c->usable[i];
+    if (n_usable == 0) return -1;
+    /* Position of the thread on the line of usable CPUs, nodes one after the other. */
+    int64_t at = i_thread * n_usable / (n_threads > c->n_cores ? n_threads : c->n_cores);
+    for (int node = 0; node < NODES_MAX; node++) {
+        int64_t here = 0;
+        for (int i = 0; i < c->n_cpus; i++) here += c->usable[i] && c->node[i] == node;
+        before += here;
+        if (at < before) return node;
+    }
+    return -1;
+}
+
+void cores_bind(const struct cores *c, int node)
+{
+    if (c->n_nodes < 2 && !c->two_speeds) return;
+    cpu_set_t *set = CPU_ALLOC((size_t)c->n_cpus);
+    size_t bytes = CPU_ALLOC_SIZE((size_t)c->n_cpus);
+    if (!set) return;
+    CPU_ZERO_S(bytes, set);
+    for (int i = 0; i < c->n_cpus; i++)
+        if (c->usable[i] && (node < 0 || c->node[i] == node)) CPU_SET_S((size_t)i, bytes, set);
+    if (CPU_COUNT_S(bytes, set) > 0) sched_setaffinity(0, bytes, set);
+    CPU_FREE(set);
 }
 
 /* Whole CPUs of "quota period"; INT_MAX-like large number for "max". At least 1. */
@@ -118,7 +255,9 @@ static int cgroup_cpus(void)
 
 int threads_default_count(void)
 {
-    int n_cores = cores_in_mask(), n_quota = cgroup_cpus();
-    int n = n_cores < n_quota ? n_cores : n_quota;
+    struct cores c;
+    int n = cores_read_own(&c, NULL) == MB_OK ? c.n_cores : 1, n_quota = cgroup_cpus();
+    cores_free(&c);
+    if (n_quota < n) n = n_quota;
     return n < 1 ? 1 : n;
 }

@@ -1,10 +1,16 @@
-/* threads.c: the compute pool, and thread attributes. (How many threads: cores.c.)
+/* threads.c: the compute pool, and thread attributes. (How many threads, and on which cores: cores.c.)
  *
- * Two generation counters, each on a cache line of its own: `run` (workers wait for it to change) and `barrier` (all
- * wait for it inside a run; the end of a run is one more barrier). A waiter spins for SPIN_NS, then registers in
- * `n_asleep` and sleeps on the counter's futex; a writer changes the counter first and looks at `n_asleep` after, both
- * in sequentially consistent order, so a wake-up cannot be lost: either the writer sees the sleeper, or the futex
- * call sees the new value and does not sleep. With more threads than processors nobody spins. */
+ * Each thread has a slot, a cache line of its own, with one word: {sequence of the region, end, next} of its share. A
+ * tile is taken by adding 1 to the word; what the addition returns says which region it belongs to, so a thread that
+ * comes late takes a tile of the region that is open, or nothing. `left` counts tiles that are not done; a thread
+ * reports all it did at once, when it finds no more. As long as somebody holds tiles he has not reported, the region
+ * cannot end: tile functions run on stable data. The thread whose report makes `left` 0 calls work->open, writes all
+ * slots and goes on.
+ *
+ * Waiting: a thread spins on its own word until the sequence changes, for spin_ns; then it registers in `n_asleep` and
+ * sleeps on `opened`. The opener changes words and `opened` first and looks at `n_asleep` after, in sequentially
+ * consistent order, so a wake-up cannot be lost: either he sees the sleeper, or the futex call sees the new value and
+ * does not sleep. With more threads than processors nobody spins. */
 #include "base/threads.h"
 
 #include <errno.h>
@@ -23,31 +29,32 @@
 #include <xmmintrin.h>
 #endif
 
+#include "base/cores.h"
 #include "base/mem.h"
 
 enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32 };
 
-/* A counter that threads can wait on. */
-struct gate {
-    _Alignas(128) atomic_uint value;
-    atomic_uint n_asleep;
+struct slot {
+    _Alignas(LINE_BYTES) atomic_ullong word;
 };
 
 struct pool {
-    struct gate run;
-    struct gate barrier;
-    struct {
-        _Alignas(128) atomic_int value;
-    } n_arrived;
-    _Alignas(128) pool_fn fn; /* written before `run` changes */
+    _Alignas(LINE_BYTES) atomic_uint opened; /* futex: changes whenever a region opens or a run ends */
+    atomic_int n_asleep;
+    _Alignas(LINE_BYTES) atomic_llong left;  /* tiles of the open region that are not reported */
+    _Alignas(LINE_BYTES) const struct pool_work *work; /* read by whoever holds a tile */
     void *ctx;
-    atomic_bool stop;
+    unsigned seq;         /* of the open region; the opener's */
+    uint64_t n_barriers;  /* the opener's */
+    uint64_t wait_ns;     /* thread 0's */
+    atomic_bool over, stop;
     int n_threads;
-    int n_started; /* worker threads that exist */
+    int n_started;        /* worker threads that exist */
     int64_t spin_ns;
-    atomic_ullong n_barriers, wait_ns; /* written by thread 0 */
-    pthread_t *threads;                /* [n_threads - 1], owned */
-    struct worker *workers;            /* [n_threads - 1], owned */
+    struct cores cores;      /* where workers may run */
+    struct slot *slots;      /* [n_threads], owned */
+    pthread_t *threads;      /* [n_threads - 1], owned */
+    struct worker *workers;  /* [n_threads - 1], owned */
 };
 
 struct worker {
@@ -71,56 +78,161 @@ static inline void cpu_relax(void)
 #endif
 }
 
-/* --- gates --- */
+/* --- words: 16 bits of sequence, 24 of end, 24 of next. `next` passes `end` by at most one a thread. --- */
 
-static void gate_wait(struct gate *g, unsigned old, int64_t spin_ns)
+static inline unsigned long long word_make(unsigned seq, int64_t first, int64_t end)
 {
-    /* The clock is first read after a round of spinning: most waits are shorter. */
-    for (int64_t now = 0, until = 0; spin_ns > 0 && now <= until; now = now_ns()) {
-        for (int i = 0; i < SPINS_PER_LOOK; i++) {
-            if (atomic_load_explicit(&g->value, memory_order_acquire) != old) return;
-            cpu_relax();
-        }
-        if (until == 0) until = now_ns() + spin_ns;
-    }
-    atomic_fetch_add(&g->n_asleep, 1);
-    while (atomic_load(&g->value) == old)
-        syscall(SYS_futex, &g->value, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
-    atomic_fetch_sub(&g->n_asleep, 1);
+    return (unsigned long long)(seq & 0xffff) << 48 | (unsigned long long)end << 24 | (unsigned long long)first;
+}
+static inline unsigned word_seq(unsigned long long w) { return (unsigned)(w >> 48); }
+static inline int64_t word_end(unsigned long long w) { return (int64_t)(w >> 24 & 0xffffff); }
+static inline int64_t word_next(unsigned long long w) { return (int64_t)(w & 0xffffff); }
+
+static inline unsigned slot_seq(struct slot *s)
+{
+    return word_seq(atomic_load_explicit(&s->word, memory_order_acquire));
 }
 
-static void gate_open(struct gate *g)
+static inline bool slot_take(struct slot *s, int64_t *i_tile)
 {
-    atomic_fetch_add(&g->value, 1);
-    if (atomic_load(&g->n_asleep) > 0) syscall(SYS_futex, &g->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    unsigned long long w = atomic_load_explicit(&s->word, memory_order_relaxed);
+    if (word_next(w) >= word_end(w)) return false;
+    w = atomic_fetch_add_explicit(&s->word, 1, memory_order_acquire);
+    *i_tile = word_next(w);
+    return word_next(w) < word_end(w);
+}
+
+/* --- regions --- */
+
+static void wake_sleepers(struct pool *p)
+{
+    atomic_fetch_add(&p->opened, 1);
+    if (atomic_load(&p->n_asleep) > 0) syscall(SYS_futex, &p->opened, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* The run is over: thread 0 alone waits for that. */
+static void run_end(struct pool *p, int i_thread)
+{
+    atomic_store_explicit(&p->over, true, memory_order_release);
+    if (i_thread == 0) return;
+    atomic_store_explicit(&p->slots[0].word, word_make(p->seq, 0, 0), memory_order_release);
+    wake_sleepers(p);
+}
+
+static void region_open(struct pool *p, int i_thread)
+{
+    const int32_t *bounds = NULL;
+    int64_t n = p->work->open(p->ctx, i_thread, &bounds), first, end;
+    p->seq++;
+    if (n == 0) {
+        run_end(p, i_thread);
+        return;
+    }
+    p->n_barriers++;
+    atomic_store_explicit(&p->left, n, memory_order_relaxed);
+    for (int i = 0; i < p->n_threads; i++) {
+        if (bounds) first = bounds[i], end = bounds[i + 1];
+        else threads_share(n, 1, i, p->n_threads, &first, &end);
+        atomic_store_explicit(&p->slots[i].word, word_make(p->seq, first, end), memory_order_release);
+    }
+    wake_sleepers(p);
+}
+
+/* Work until no tile is left to take. Returns the sequence that this thread's slot had when the last search began. */
+static unsigned regions_work(struct pool *p, int i_thread)
+{
+    for (;;) {
+        unsigned seen = slot_seq(&p->slots[i_thread]);
+        int64_t n_done = 0, i_tile;
+        for (int k = 0; k < p->n_threads; k++) {
+            struct slot *s = &p->slots[i_thread + k < p->n_threads ? i_thread + k : i_thread + k - p->n_threads];
+            for (; slot_take(s, &i_tile); n_done++) p->work->tile(p->ctx, i_tile, i_thread);
+        }
+        if (n_done == 0) return seen;
+        if (atomic_fetch_sub_explicit(&p->left, n_done, memory_order_acq_rel) == n_done) region_open(p, i_thread);
+    }
+}
+
+static void slot_wait(struct pool *p, int i_thread, unsigned seen)
+{
+    struct slot *s = &p->slots[i_thread];
+    /* The clock is first read after a round of spinning: most waits are shorter. */
+    for (int64_t now = 0, until = 0; p->spin_ns > 0 && now <= until; now = now_ns()) {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            if (slot_seq(s) != seen) return;
+            cpu_relax();
+        }
+        if (until == 0) until = now_ns() + p->spin_ns;
+    }
+    atomic_fetch_add(&p->n_asleep, 1);
+    for (;;) {
+        unsigned opened = atomic_load(&p->opened);
+        if (slot_seq(s) != seen) break;
+        syscall(SYS_futex, &p->opened, FUTEX_WAIT_PRIVATE, opened, NULL, NULL, 0);
+    }
+    atomic_fetch_sub(&p->n_asleep, 1);
+}
+
+static void run_alone(struct pool *p, const struct pool_work *work, void *ctx)
+{
+    const int32_t *bounds;
+    for (int64_t n; (n = work->open(ctx, 0, &bounds)) > 0; p->n_barriers++)
+        for (int64_t i = 0; i < n; i++) work->tile(ctx, i, 0);
+}
+
+void pool_run_regions(struct pool *p, const struct pool_work *work, void *ctx)
+{
+    if (p->n_threads == 1) {
+        run_alone(p, work, ctx);
+        return;
+    }
+    p->work = work;
+    p->ctx = ctx;
+    atomic_store_explicit(&p->over, false, memory_order_relaxed);
+    region_open(p, 0);
+    for (;;) {
+        unsigned seen = regions_work(p, 0);
+        if (atomic_load_explicit(&p->over, memory_order_acquire)) return;
+        int64_t begin = now_ns();
+        slot_wait(p, 0, seen);
+        p->wait_ns += (uint64_t)(now_ns() - begin);
+    }
+}
+
+/* --- one function on all threads --- */
+
+struct share_run {
+    pool_fn fn;
+    void *ctx;
+    int n_threads;
+    bool opened;
+};
+
+static int64_t share_open(void *ctx, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    (void)bounds;
+    struct share_run *r = ctx;
+    if (r->opened) return 0;
+    r->opened = true;
+    return r->n_threads;
+}
+
+static void share_tile(void *ctx, int64_t i_tile, int i_thread)
+{
+    (void)i_thread;
+    struct share_run *r = ctx;
+    r->fn(r->ctx, (int)i_tile, r->n_threads);
+}
+
+void pool_run(struct pool *p, pool_fn fn, void *ctx)
+{
+    static const struct pool_work work = { share_open, share_tile };
+    struct share_run r = { fn, ctx, p->n_threads, false };
+    pool_run_regions(p, &work, &r);
 }
 
 /* --- the pool --- */
-
-static void barrier_pass(struct pool *p)
-{
-    /* Read before arriving: the last to arrive may open the gate at once. */
-    unsigned old = atomic_load_explicit(&p->barrier.value, memory_order_acquire);
-    if (atomic_fetch_add(&p->n_arrived.value, 1) == p->n_threads - 1) {
-        atomic_store(&p->n_arrived.value, 0);
-        gate_open(&p->barrier);
-    } else {
-        gate_wait(&p->barrier, old, p->spin_ns);
-    }
-}
-
-void pool_barrier(struct pool *p, int i_thread)
-{
-    if (i_thread != 0) {
-        barrier_pass(p);
-        return;
-    }
-    atomic_fetch_add_explicit(&p->n_barriers, 1, memory_order_relaxed);
-    if (p->n_threads == 1) return;
-    int64_t begin = now_ns();
-    barrier_pass(p);
-    atomic_fetch_add_explicit(&p->wait_ns, (unsigned long long)(now_ns() - begin), memory_order_relaxed);
-}
 
 static void *worker_main(void *arg)
 {
@@ -130,11 +242,11 @@ static void *worker_main(void *arg)
     snprintf(name, sizeof name, "mb-compute-%d", w->i_thread % 1000);
     threads_set_name(name);
     threads_set_fp_default();
-    for (unsigned seen = 0;; seen++) {
-        gate_wait(&p->run, seen, p->spin_ns);
-        if (atomic_load(&p->stop)) return NULL;
-        p->fn(p->ctx, w->i_thread, p->n_threads);
-        barrier_pass(p);
+    cores_bind(&p->cores, cores_node_of_thread(&p->cores, w->i_thread, p->n_threads));
+    for (;;) {
+        unsigned seen = regions_work(p, w->i_thread);
+        if (atomic_load_explicit(&p->stop, memory_order_acquire)) return NULL; /* set before the word changed */
+        slot_wait(p, w->i_thread, seen);
     }
 }
 
@@ -172,8 +284,10 @@ mb_status pool_open(struct pool **out, int n_threads, mb_error *err)
     p->spin_ns = n_threads <= n_processors() ? SPIN_NS : 0;
     p->threads = mb_calloc((size_t)n_threads, sizeof *p->threads);
     p->workers = mb_calloc((size_t)n_threads, sizeof *p->workers);
-    mb_status status = MB_OK;
-    if (!p->threads || !p->workers) status = mb_fail(err, MB_NO_MEMORY, "compute pool: no memory");
+    p->slots = mb_alloc_aligned(LINE_BYTES, (size_t)n_threads * sizeof *p->slots);
+    mb_status status = cores_read_own(&p->cores, err);
+    if (!p->threads || !p->workers || !p->slots) status = mb_fail(err, MB_NO_MEMORY, "compute pool: no memory");
+    if (p->slots) memset(p->slots, 0, (size_t)n_threads * sizeof *p->slots);
     if (status == MB_OK) status = start_workers(p, err);
     if (status != MB_OK) {
         pool_close(p);
@@ -186,9 +300,13 @@ mb_status pool_open(struct pool **out, int n_threads, mb_error *err)
 void pool_close(struct pool *p)
 {
     if (!p) return;
-    atomic_store(&p->stop, true);
-    gate_open(&p->run);
+    atomic_store_explicit(&p->stop, true, memory_order_release);
+    for (int i = 1; i <= p->n_started; i++)
+        atomic_store_explicit(&p->slots[i].word, word_make(p->seq + 1, 0, 0), memory_order_release);
+    wake_sleepers(p);
     for (int i = 0; i < p->n_started; i++) pthread_join(p->threads[i], NULL);
+    cores_free(&p->cores);
+    mb_free(p->slots);
     mb_free(p->threads);
     mb_free(p->workers);
     mb_free(p);
@@ -199,21 +317,11 @@ int pool_n_threads(const struct pool *p)
     return p->n_threads;
 }
 
-void pool_run(struct pool *p, pool_fn fn, void *ctx)
-{
-    if (p->n_threads > 1) {
-        p->fn = fn;
-        p->ctx = ctx;
-        gate_open(&p->run);
-    }
-    fn(ctx, 0, p->n_threads);
-    pool_barrier(p, 0);
-}
-
 void pool_stats(struct pool *p, uint64_t *n_barriers, uint64_t *wait_ns)
 {
-    *n_barriers = atomic_exchange(&p->n_barriers, 0);
-    *wait_ns = atomic_exchange(&p->wait_ns, 0);
+    *n_barriers = p->n_barriers;
+    *wait_ns = p->wait_ns;
+    p->n_barriers = p->wait_ns = 0;
 }
 
 /* --- shares and thread attributes --- */

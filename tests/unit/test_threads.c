@@ -1,5 +1,5 @@
-/* test_threads.c: the compute pool. Barriers must order memory with few threads, with many more than the machine has,
- * and after pauses long enough to put every worker to sleep. */
+/* test_threads.c: the compute pool. Regions must order memory and run every tile once, with few threads, with many more
+ * than the machine has, after pauses long enough to put every worker to sleep, and while a thread is held up. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,61 +7,144 @@
 #include <cmocka.h>
 #include <fenv.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cores.h"
 #include "base/threads.h"
 
 enum { N_MAX = 64, N_ROUNDS = 40 };
 
 struct relay {
-    struct pool *pool;
-    int64_t cell[N_MAX]; /* plain memory: only barriers order it */
-    int64_t wrong;       /* written by thread 0 only */
+    int64_t cell[2][N_MAX]; /* plain memory: only regions order it */
+    int64_t n_taken[N_MAX];
+    int32_t bounds[N_MAX + 1];
+    int n, round;
+    bool lopsided;          /* all tiles in the first share */
+    int64_t wrong;
 };
 
-/* Each round, every thread adds what its left neighbour held in the round before. */
-static void relay_run(void *ctx, int i, int n)
+/* Between regions, alone: every tile of the round has run once, and on what the round before left. */
+static int64_t relay_open(void *ctx, int i_thread, const int32_t **bounds)
 {
+    (void)i_thread;
     struct relay *r = ctx;
-    for (int round = 0; round < N_ROUNDS; round++) {
-        int64_t left = r->cell[(i + n - 1) % n];
-        pool_barrier(r->pool, i);
-        r->cell[i] = left + 1;
-        pool_barrier(r->pool, i);
-        if (i == 0)
-            for (int j = 0; j < n; j++) r->wrong += r->cell[j] != round + 1;
-        pool_barrier(r->pool, i);
-    }
+    if (r->round >= 0)
+        for (int j = 0; j < r->n; j++) r->wrong += r->n_taken[j] != r->round + 1 || r->cell[r->round & 1][j] != r->round + 1;
+    if (++r->round == N_ROUNDS) return 0;
+    if (r->lopsided) *bounds = r->bounds;
+    return r->n;
 }
 
-static void check_relay(int n_threads, int n_runs, int pause_ms)
+/* Each round, every tile takes what its left neighbour held in the round before, plus one. */
+static void relay_tile(void *ctx, int64_t i, int i_thread)
 {
+    struct relay *r = ctx;
+    const int64_t *before = r->cell[(r->round & 1) ^ 1];
+    r->cell[r->round & 1][i] = before[(i + r->n - 1) % r->n] + 1;
+    r->n_taken[i]++;
+    (void)i_thread;
+}
+
+static void check_relay(int n_threads, int n_tiles, bool lopsided, int n_runs, int pause_ms)
+{
+    static const struct pool_work work = { relay_open, relay_tile };
     static struct relay r;
+    struct pool *p;
     mb_error err;
-    assert_int_equal(pool_open(&r.pool, n_threads, &err), MB_OK);
-    assert_int_equal(pool_n_threads(r.pool), n_threads);
+    assert_int_equal(pool_open(&p, n_threads, &err), MB_OK);
+    assert_int_equal(pool_n_threads(p), n_threads);
     for (int run = 0; run < n_runs; run++) {
-        memset(r.cell, 0, sizeof r.cell);
-        r.wrong = 0;
-        pool_run(r.pool, relay_run, &r);
+        memset(&r, 0, sizeof r);
+        r.n = n_tiles;
+        r.round = -1;
+        r.lopsided = lopsided;
+        for (int i = 1; i <= n_threads; i++) r.bounds[i] = n_tiles;
+        pool_run_regions(p, &work, &r);
+        assert_int_equal(r.round, N_ROUNDS);
         assert_int_equal(r.wrong, 0);
         clock_sleep_ms(pause_ms);
     }
     uint64_t n_barriers, wait_ns;
-    pool_stats(r.pool, &n_barriers, &wait_ns);
-    assert_int_equal(n_barriers, (uint64_t)n_runs * (3 * N_ROUNDS + 1));
-    pool_stats(r.pool, &n_barriers, &wait_ns);
+    pool_stats(p, &n_barriers, &wait_ns);
+    assert_int_equal(n_barriers, (uint64_t)n_runs * N_ROUNDS);
+    pool_stats(p, &n_barriers, &wait_ns);
     assert_int_equal(n_barriers, 0);
-    pool_close(r.pool);
+    pool_close(p);
 }
 
-static void test_pool_one(void **state) { (void)state; check_relay(1, 10, 0); }
-static void test_pool_two(void **state) { (void)state; check_relay(2, 200, 0); }
-static void test_pool_odd(void **state) { (void)state; check_relay(3, 20, 0); }
-static void test_pool_sleepers(void **state) { (void)state; check_relay(2, 10, 3); }
-static void test_pool_oversubscribed(void **state) { (void)state; check_relay(N_MAX, 3, 0); }
+static void test_pool_one(void **state) { (void)state; check_relay(1, 5, false, 10, 0); }
+static void test_pool_two(void **state) { (void)state; check_relay(2, 7, false, 200, 0); }
+static void test_pool_odd(void **state) { (void)state; check_relay(3, 64, false, 20, 0); }
+static void test_pool_few_tiles(void **state) { (void)state; check_relay(4, 1, false, 50, 0); }
+static void test_pool_lopsided(void **state) { (void)state; check_relay(3, 33, true, 50, 0); }
+static void test_pool_sleepers(void **state) { (void)state; check_relay(2, 2, false, 10, 3); }
+static void test_pool_oversubscribed(void **state) { (void)state; check_relay(N_MAX, N_MAX, false, 3, 0); }
+
+/* --- a thread that is held up in a tile holds back nobody's other tiles --- */
+
+struct held {
+    atomic_int n_done;
+    bool opened;
+};
+
+static int64_t held_open(void *ctx, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    (void)bounds;
+    struct held *h = ctx;
+    if (h->opened) return 0;
+    h->opened = true;
+    return 20;
+}
+
+/* Tile 0 ends when all others are done: some thread must come for the rest of the share of the one that waits here. */
+static void held_tile(void *ctx, int64_t i, int i_thread)
+{
+    (void)i_thread;
+    struct held *h = ctx;
+    while (i == 0 && atomic_load(&h->n_done) < 19) sched_yield();
+    atomic_fetch_add(&h->n_done, 1);
+}
+
+static void test_pool_held_up(void **state)
+{
+    (void)state;
+    static const struct pool_work work = { held_open, held_tile };
+    struct pool *p;
+    mb_error err;
+    assert_int_equal(pool_open(&p, 2, &err), MB_OK);
+    for (int run = 0; run < 50; run++) {
+        struct held h = { 0, false };
+        pool_run_regions(p, &work, &h);
+        assert_int_equal(atomic_load(&h.n_done), 20);
+    }
+    pool_close(p);
+}
+
+static int n_runs_of[8];
+
+static void count_share(void *ctx, int i, int n)
+{
+    (void)ctx;
+    if (n == 4) n_runs_of[i]++;
+}
+
+static void test_pool_run_shares(void **state)
+{
+    (void)state;
+    struct pool *p;
+    mb_error err;
+    assert_int_equal(pool_open(&p, 4, &err), MB_OK);
+    for (int run = 0; run < 100; run++) pool_run(p, count_share, NULL);
+    for (int i = 0; i < 4; i++) assert_int_equal(n_runs_of[i], 100);
+    pool_close(p);
+}
 
 static void test_pool_refuses(void **state)
 {
@@ -78,13 +161,16 @@ static void test_pool_refuses(void **state)
     }
 }
 
-static int fp_round[4];
+static atomic_int n_wrong_round;
+static pthread_t opener;
 
 static void read_fp(void *ctx, int i, int n)
 {
     (void)ctx;
+    (void)i;
     (void)n;
-    fp_round[i] = fegetround();
+    clock_sleep_ms(1); /* time for the workers to come */
+    if (!pthread_equal(pthread_self(), opener) && fegetround() != FE_TONEAREST) atomic_fetch_add(&n_wrong_round, 1);
 }
 
 /* A worker does not inherit the opener's rounding mode. */
@@ -93,10 +179,11 @@ static void test_pool_fp_default(void **state)
     (void)state;
     mb_error err;
     struct pool *p;
+    opener = pthread_self();
     fesetround(FE_UPWARD);
     assert_int_equal(pool_open(&p, 4, &err), MB_OK);
     pool_run(p, read_fp, NULL);
-    for (int i = 1; i < 4; i++) assert_int_equal(fp_round[i], FE_TONEAREST);
+    assert_int_equal(atomic_load(&n_wrong_round), 0);
     threads_set_fp_default();
     assert_int_equal(fegetround(), FE_TONEAREST);
     pool_close(p);
@@ -138,14 +225,129 @@ static void test_default_count(void **state)
     assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
 }
 
+/* --- topologies, from trees of our own --- */
+
+static void put_file(const char *root, const char *path, const char *text)
+{
+    char name[600];
+    size_t n = (size_t)snprintf(name, sizeof name, "%s/", root);
+    for (const char *p = path; *p; p++) {
+        if (*p == '/') {
+            name[n] = 0;
+            mkdir(name, 0700);
+        }
+        name[n++] = *p;
+    }
+    name[n] = 0;
+    FILE *f = fopen(name, "w");
+    assert_non_null(f);
+    fprintf(f, "%s\n", text);
+    fclose(f);
+}
+
+static void put_siblings(const char *root, int cpu, const char *list)
+{
+    char path[128];
+    snprintf(path, sizeof path, "devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    put_file(root, path, list);
+}
+
+static void remove_tree(const char *root)
+{
+    char command[600];
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    assert_int_equal(system(command), 0);
+}
+
+/* Two sockets of four cores with two hyperthreads each: 0-3 and 8-11 on node 0, 4-7 and 12-15 on node 1. */
+static void test_cores_two_sockets(void **state)
+{
+    (void)state;
+    char root[] = "/tmp/mb-cores-XXXXXX", list[32];
+    bool allowed[16];
+    struct cores c;
+    mb_error err;
+    assert_non_null(mkdtemp(root));
+    put_file(root, "devices/system/node/node0/cpulist", "0-3,8-11");
+    put_file(root, "devices/system/node/node1/cpulist", "4-7,12-15");
+    for (int i = 0; i < 16; i++) {
+        snprintf(list, sizeof list, "%d,%d", i % 8, i % 8 + 8);
+        put_siblings(root, i, list);
+        allowed[i] = true;
+    }
+    assert_int_equal(cores_read(&c, root, allowed, 16, &err), MB_OK);
+    assert_int_equal(c.n_cores, 8);
+    assert_int_equal(c.n_nodes, 2);
+    assert_false(c.two_speeds);
+    for (int i = 0; i < 8; i++) assert_int_equal(cores_node_of_thread(&c, i, 8), i / 4);
+    for (int i = 0; i < 4; i++) assert_int_equal(cores_node_of_thread(&c, i, 4), 0);
+    for (int i = 0; i < 32; i++) assert_int_equal(cores_node_of_thread(&c, i, 32), i / 16);
+    cores_free(&c);
+    for (int i = 0; i < 4; i++) allowed[i] = allowed[i + 8] = false; /* taskset onto the second socket */
+    assert_int_equal(cores_read(&c, root, allowed, 16, &err), MB_OK);
+    assert_int_equal(c.n_cores, 4);
+    assert_int_equal(c.n_nodes, 1);
+    assert_int_equal(cores_node_of_thread(&c, 0, 4), 1);
+    cores_free(&c);
+    remove_tree(root);
+}
+
+/* Two fast cores with hyperthreads (0-3) and four slow ones (4-7): by Intel's list, and by capacity. */
+static void test_cores_two_speeds(void **state)
+{
+    (void)state;
+    for (int by_capacity = 0; by_capacity < 2; by_capacity++) {
+        char root[] = "/tmp/mb-cores-XXXXXX", path[128];
+        bool allowed[8];
+        struct cores c;
+        mb_error err;
+        assert_non_null(mkdtemp(root));
+        for (int i = 0; i < 8; i++) {
+            allowed[i] = true;
+            put_siblings(root, i, i < 2 ? "0-1" : i < 4 ? "2-3" : "");
+            snprintf(path, sizeof path, "devices/system/cpu/cpu%d/cpu_capacity", i);
+            if (by_capacity) put_file(root, path, i < 4 ? "1024" : "600");
+        }
+        for (int i = 4; i < 8; i++) put_siblings(root, i, (const char[]){ (char)('0' + i), 0 });
+        if (!by_capacity) put_file(root, "devices/cpu_atom/cpus", "4-7");
+        assert_int_equal(cores_read(&c, root, allowed, 8, &err), MB_OK);
+        assert_int_equal(c.n_cores, 2);
+        assert_true(c.two_speeds);
+        assert_true(c.usable[3]);
+        assert_false(c.usable[4]);
+        cores_free(&c);
+        for (int i = 0; i < 4; i++) allowed[i] = false; /* nothing but slow ones: then they are what there is */
+        assert_int_equal(cores_read(&c, root, allowed, 8, &err), MB_OK);
+        assert_int_equal(c.n_cores, 4);
+        assert_false(c.two_speeds);
+        cores_free(&c);
+        remove_tree(root);
+    }
+}
+
+static void test_cores_unknown(void **state)
+{
+    (void)state;
+    bool allowed[3] = { true, false, true };
+    struct cores c;
+    mb_error err;
+    assert_int_equal(cores_read(&c, "/nonexistent", allowed, 3, &err), MB_OK);
+    assert_int_equal(c.n_cores, 2);
+    assert_int_equal(c.n_nodes, 1);
+    cores_free(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool_one),       cmocka_unit_test(test_pool_two),
-        cmocka_unit_test(test_pool_odd),       cmocka_unit_test(test_pool_sleepers),
+        cmocka_unit_test(test_pool_odd),       cmocka_unit_test(test_pool_few_tiles),
+        cmocka_unit_test(test_pool_lopsided),  cmocka_unit_test(test_pool_sleepers),
+        cmocka_unit_test(test_pool_held_up),   cmocka_unit_test(test_pool_run_shares),
         cmocka_unit_test(test_pool_oversubscribed), cmocka_unit_test(test_pool_refuses),
         cmocka_unit_test(test_pool_fp_default), cmocka_unit_test(test_share),
-        cmocka_unit_test(test_default_count),
+        cmocka_unit_test(test_default_count),  cmocka_unit_test(test_cores_two_sockets),
+        cmocka_unit_test(test_cores_two_speeds), cmocka_unit_test(test_cores_unknown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,10 +37,12 @@ mb_status cpu_batch_fill(struct compiled *c, const struct row *rows, int32_t n_r
     b->n_rows = n_rows;
     b->results = results;
     b->m = b->n_draw = 0;
+    b->all_single = true;
     for (int32_t i = 0; i < n_rows; i++) {
         const struct row *r = &rows[i];
         MB_TRY(check_row(c, r, b->m, err));
         b->row_first[i] = b->m;
+        if (r->n != 1 || r->n_two_way > 0) b->all_single = false;
         for (int32_t j = 0; j < r->n; j++, b->m++) {
             b->row_of[b->m] = i;
             b->id[b->m] = r->ids[j];

@@ -8,13 +8,6 @@
 #include "base/mem.h"
 #include "ops/cpu/cpu_int.h"
 
-static const struct { enum step_op op; cpu_step_fn run; const char *name; } step_table[] = {
-    { STEP_EMBED, cpu_step_embed, "embed" },       { STEP_NORM, cpu_step_norm, "norm" },
-    { STEP_LINEAR, cpu_step_linear, "linear" },    { STEP_ROPE_KV, cpu_step_rope_kv, "rope+kv" },
-    { STEP_ATTEND, cpu_step_attend, "attend" },    { STEP_GLU, cpu_step_glu, "glu" },
-    { STEP_DRAWS, cpu_step_draws, "draws" },       { STEP_SAMPLE, cpu_step_sample, "sample" },
-};
-
 static enum act_form tier_form(enum fidelity_tier tier, int32_t group)
 {
     if (group == 0 || tier == TIER_F32) return ACT_F32;
@@ -54,9 +47,15 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, u
     int64_t n_slots = p->m_max > p->n_draw_max ? p->m_max : p->n_draw_max;
     at = take(&off, (size_t)n_slots * cpu_lora_slot_floats(p) * sizeof(float));
     c->lora.u = base ? (float *)(base + at) : NULL;
+    at = take(&off, (size_t)p->n_draw_max * sizeof *c->sample_rows);
+    c->sample_rows = base ? (struct sample_row *)(base + at) : NULL;
+    at = take(&off, (size_t)p->n_draw_max * 2 * (size_t)sample_blocks(p->n_vocab) * sizeof(float));
+    c->sample_blocks = base ? (float *)(base + at) : NULL;
     c->attn_partials_bytes = cpu_attn_partials_bytes(p, n_threads);
     at = take(&off, c->attn_partials_bytes);
     c->attn_partials = base ? base + at : NULL;
+    at = take(&off, CPU_ATTN_SPLIT_TILES * (size_t)n_threads * sizeof *c->attn_tiles);
+    c->attn_tiles = base ? (struct attn_tile_state *)(base + at) : NULL;
     c->thread_scratch_bytes = (cpu_thread_scratch_bytes(p) + 4095) / 4096 * 4096;
     for (int t = 0; t < n_threads; t++) {
         at = take(&off, c->thread_scratch_bytes);
@@ -72,13 +71,6 @@ size_t cpu_scratch_bytes(struct device *d, const struct plan *p, const struct co
     return lay_out(&c, p, pool_n_threads(d->pool), NULL);
 }
 
-static cpu_step_fn step_function(enum step_op op)
-{
-    for (size_t i = 0; i < sizeof step_table / sizeof step_table[0]; i++)
-        if (step_table[i].op == op) return step_table[i].run;
-    return NULL;
-}
-
 mb_status cpu_compile(struct device *d, const struct plan *p, const struct compile_options *opt, struct compiled **out,
                       mb_error *err)
 {
@@ -88,27 +80,21 @@ mb_status cpu_compile(struct device *d, const struct plan *p, const struct compi
     if (!c) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     c->dev = d;
     c->plan = p;
-    c->i_draws = c->i_final_norm = p->n_steps;
-    c->steps = mb_calloc((size_t)p->n_steps, sizeof *c->steps);
+    c->n_threads = n_threads;
     c->thread_scratch = mb_calloc((size_t)n_threads, sizeof *c->thread_scratch);
     c->block_bytes = cpu_scratch_bytes(d, p, opt);
     c->block = mmap(NULL, c->block_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (c->block == MAP_FAILED) c->block = NULL;
-    if (!c->steps || !c->thread_scratch || !c->block) {
-        mb_status st = mb_fail(err, MB_NO_MEMORY, "out of memory for %zu bytes of scratch", c->block_bytes);
+    mb_status st = MB_OK;
+    if (!c->thread_scratch || !c->block)
+        st = mb_fail(err, MB_NO_MEMORY, "out of memory for %zu bytes of scratch", c->block_bytes);
+    if (st == MB_OK) {
+        lay_out(c, p, n_threads, c->block);
+        st = cpu_passes_build(c, err);
+    }
+    if (st != MB_OK) {
         cpu_compiled_free(c);
         return st;
-    }
-    lay_out(c, p, n_threads, c->block);
-    for (int32_t i = 0; i < p->n_steps; i++) {
-        c->steps[i].s = &p->steps[i];
-        c->steps[i].run = step_function(p->steps[i].op);
-        if (p->steps[i].op == STEP_DRAWS) c->i_draws = i;
-        if (p->steps[i].op == STEP_NORM && i > c->i_draws && c->i_final_norm == p->n_steps) c->i_final_norm = i;
-        if (!c->steps[i].run) {
-            cpu_compiled_free(c);
-            return mb_fail(err, MB_UNSUPPORTED, "step %d (kind %d) is not in the CPU backend", i, (int)p->steps[i].op);
-        }
     }
     *out = c;
     return MB_OK;
@@ -118,7 +104,7 @@ void cpu_compiled_free(struct compiled *c)
 {
     if (!c) return;
     if (c->block) munmap(c->block, c->block_bytes);
-    mb_free(c->steps);
+    cpu_passes_free(c);
     mb_free(c->thread_scratch);
     mb_free(c);
 }
@@ -155,10 +141,11 @@ static const char *weight_form(const struct weight *w, char out[24])
 
 void cpu_describe_step(struct compiled *c, int32_t i_step, char *text, size_t cap)
 {
+    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "glu", "draws", "sample" };
     const struct plan_step *s = &c->plan->steps[i_step];
     static const char *const forms[] = { "f32", "q8", "q16" };
     char form[24];
-    size_t n = (size_t)snprintf(text, cap, "%-8s", step_table[s->op].name);
+    size_t n = (size_t)snprintf(text, cap, "%-8s", ops[s->op]);
     if (s->in >= 0 && n < cap) n += (size_t)snprintf(text + n, cap - n, " %s", c->plan->bufs[s->in].name);
     if (s->op == STEP_LINEAR)
         for (int i = 0; i < s->u.linear.n_parts && n < cap; i++)

@@ -1,15 +1,20 @@
-/* cpu_int.h: inside of the CPU backend: the device, a compiled plan, a batch, and the signature of a step.
+/* cpu_int.h: inside of the CPU backend: the device, a compiled plan, a batch, and the signature of a pass.
  *
- * A compiled plan is the list of steps with a function each. All threads of the pool run the whole list; between
- * phases they meet at a barrier. A step function is called with a phase number until it has done its last phase; each
- * call does this thread's share of the work. How work is shared never changes a bit (docs/numerics.md, rule 1).
+ * A plan is compiled into passes (passes.c). A pass covers one or a few neighbouring steps and runs between two barriers:
+ * `open` is called by one thread when everything before is done; it does what is serial (for small batches that is all
+ * of the norms, the embedding, the gathering of draws) and says how many tiles there are for all threads, 0 when nothing
+ * is left to do: the next pass then opens at once, without a barrier. `tile` does one tile. How work is cut never
+ * changes a bit (docs/numerics.md, rule 1).
  * Owner of state: device.c (weights, pool), compile.c (buffers, scratch), batch.c (the flattened batch), run.c (loop).
  */
 #ifndef OPS_CPU_INT_H
 #define OPS_CPU_INT_H
 
+#include <stdatomic.h>
+
 #include "base/threads.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/sample_int.h"
 #include "ops/ops.h"
 
 struct device {
@@ -47,13 +52,14 @@ struct cpu_batch {
     int32_t *index;             /* [m] index in the sequence */
     int32_t *rope_pos;          /* [m] */
     int32_t *row_first;         /* [n_rows + 1] first token of a row */
+    bool all_single;            /* every row is one token */
     struct cpu_draw_pos *draws; /* [m_max] */
     int32_t n_draw;
     int32_t draw0, n_draw_now;  /* the block of draws that the per-draw steps work on */
 };
 
 /* LoRA of the batch (step_lora.c). A slot holds u of one token (or of one drawing position) for every part of a linear
- * and every place of the stack: [PLAN_MAX_PARTS][PLAN_MAX_STACK][max_lora_rank]. */
+ * pass and every place of the stack: [PLAN_MAX_PARTS][PLAN_MAX_STACK][max_lora_rank]. */
 struct cpu_lora {
     int32_t *token;             /* [m_max] tokens of rows with adapters, rising; slot i belongs to token[i] */
     int32_t n_token;
@@ -61,12 +67,44 @@ struct cpu_lora {
     float *u;                   /* [max(m_max, n_draw_max)] slots */
 };
 
-struct cpu_step;
+struct compiled;
+struct cpu_pass;
+/* See base/threads.h: tiles of the pass for the batch at hand; *bounds may be set. */
+typedef int64_t (*cpu_open_fn)(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+typedef void (*cpu_tile_fn)(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+
+/* Blocks [blk0, blk1) of one part of a linear step; of a gated MLP, of both its parts. */
+struct linear_tile {
+    const struct plan_step *s;
+    int32_t i_part, blk0, blk1;
+};
+
+struct cpu_pass {
+    const struct plan_step *s;        /* the (first) step */
+    int32_t n_steps;                  /* linears: so many neighbours in one pass */
+    const struct plan_step *partner;  /* linears: the glu that the tiles go through; attend: its rope_kv step; or NULL */
+    cpu_open_fn open;
+    cpu_tile_fn tile;
+    struct linear_tile *tiles;        /* linears: [bounds[n_threads]] */
+    int32_t *bounds;                  /* linears: [n_threads + 1] which tiles a thread begins with */
+};
+
+/* Attention of few tiles over many splits: each split of a tile is a unit, the last to finish merges. */
+struct attn_tile_state {
+    int32_t unit0;              /* first unit of the tile */
+    size_t slot;                /* first float of its results in attn_partials */
+    atomic_int n_left;          /* units that are not finished */
+};
+
 struct compiled {
     struct device *dev;
     const struct plan *plan;
-    struct cpu_step *steps;
-    int32_t i_draws;            /* first per-draw step (STEP_DRAWS) */
+    int n_threads;
+    struct cpu_pass *passes;
+    int32_t n_passes, i_draws_pass; /* i_draws_pass: first per-draw pass (STEP_DRAWS) */
+    int32_t i_draws, i_final_norm;  /* steps: STEP_DRAWS, and the norm that rows with hidden_out get; n_steps: none */
+    struct linear_tile *tiles;  /* of all passes */
+    int32_t *bounds;            /* of all passes; the last n_threads + 1 are those of the open pass */
     uint8_t *bufs[PLAN_MAX_BUFS];
     size_t row_bytes[PLAN_MAX_BUFS]; /* stride of a row in bytes */
     enum act_form form[PLAN_MAX_BUFS];
@@ -76,49 +114,76 @@ struct compiled {
     size_t thread_scratch_bytes;
     uint8_t *attn_partials;     /* split results of small batches */
     size_t attn_partials_bytes;
+    /* Of the open pass; written by its opener. */
+    int64_t n_chunks, chunk_rows;        /* linears: rows go in so many chunks */
+    bool attn_split;                     /* attend: tiles are split into units */
+    int32_t attn_n_tiles;
+    struct attn_tile_state *attn_tiles;  /* [CPU_ATTN_SPLIT_TILES * n_threads] */
+    struct sample_row *sample_rows;      /* [n_draw_max] */
+    float *sample_blocks;                /* [n_draw_max][2][sample_blocks(n_vocab)] */
     struct cpu_batch batch;
     struct cpu_lora lora;
-    int32_t i_final_norm;       /* the step whose norm rows with hidden_out get; n_steps when the plan has none */
     struct ops_step_stats stats;
 };
 
-/* One phase of a step on one thread. Returns the number of phases of this step for the current batch (a constant over
- * threads), so that run.c knows whether to call again after a barrier. */
-typedef int (*cpu_step_fn)(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-struct cpu_step {
-    const struct plan_step *s;
-    cpu_step_fn run;
-};
+/* Attention goes by splits when there are fewer tiles a thread than this. */
+#define CPU_ATTN_SPLIT_TILES 4
+/* Rows of a small batch: up to so many values a row-wise step is done by the thread that opens the pass. */
+#define CPU_SERIAL_VALUES 4096
+/* Blocks of 16 outputs that stay together when a weight is dealt to threads. */
+#define CPU_SHARE_BLOCKS 2
+/* Floats of product that a thread holds before adding them to the residual. */
+#define CPU_LINEAR_TMP_FLOATS 32768
+#define CPU_LINEAR_ROWS 256 /* rows of a chunk at most */
 
-int cpu_step_embed(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-int cpu_step_norm(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-int cpu_step_linear(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-int cpu_step_rope_kv(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-int cpu_step_attend(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-int cpu_step_glu(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-int cpu_step_draws(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
-int cpu_step_sample(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads);
+/* Row-wise steps (embed, norm, draws; the inputs of o when heads do not hold whole groups): small batches in open. */
+int64_t cpu_rows_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_rows_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_linear_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_linear_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+void cpu_linear_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_rope_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_rope_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_attend_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_glu_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_sample_max_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_sample_max_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_sample_sum_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_sample_sum_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_sample_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_sample_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+
+/* step_rows.c: columns [col0, col1) of row i of a gated MLP; y: scratch of the whole width. */
+void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y);
+/* step_rope.c: head h of token i: q' to y; K (through tmp, head_dim floats) and V into their page. */
+void cpu_rope_q(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *y);
+void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *tmp);
+/* step_attend.c: does a KV head's share of the output hold whole groups of every linear input written? */
+bool cpu_attend_whole_groups(const struct compiled *c, const struct plan_step *s);
 
 /* step_lora.c: adapters of a linear. Rows without an adapter are never touched; a batch without any costs one comparison.
- *   cpu_lora_on       does this linear step have adapters to apply? Then all threads call cpu_lora_project before the
- *                     product, a barrier follows, and every tile of the product passes through cpu_lora_add.
- *   cpu_lora_add      y: columns [col0, col0 + n_cols) of the outputs of part i_part for all rows of the step, ld apart,
- *                     after product and bias.
+ *   cpu_lora_on       does this batch have adapters to apply? Then a pass of projections goes before every linear pass, and
+ *                     every tile of the product goes through cpu_lora_add.
+ *   cpu_lora_add      y: columns [col0, col0 + n_cols) of the outputs of part i_part for rows [row0, row0 + m) of the step,
+ *                     ld apart, after product and bias. i_u: number of the part in its pass.
  *   cpu_lora_copy     keep columns [col0, col1) of row i of a linear input as floats, if that row's token has adapters;
  *                     called by cpu_write_inputs. */
 static inline bool cpu_lora_on(const struct compiled *c)
 {
     return c->lora.n_token > 0;
 }
-void cpu_lora_project(struct compiled *c, const struct plan_step *s, int i_thread, int n_threads);
-void cpu_lora_add(const struct compiled *c, const struct plan_step *s, int i_part, float *y, int64_t ld, int64_t col0,
-                  int64_t n_cols);
+int64_t cpu_lora_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_lora_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+void cpu_lora_add(const struct compiled *c, const struct plan_step *s, int i_part, int i_u, int64_t row0, int64_t n_rows,
+                  float *y, int64_t ld, int64_t col0, int64_t n_cols);
 void cpu_lora_copy(const struct compiled *c, buf_id input, int64_t i, const float *x, int64_t col0, int64_t col1);
 /* Which tokens of the flattened batch have adapters; MB_UNSUPPORTED (too many, rank above the plan's). */
 mb_status cpu_lora_fill(struct compiled *c, mb_error *err);
 size_t cpu_lora_slot_floats(const struct plan *p);
-/* This thread's share of the rows that asked for hidden_out, after the last layer. */
-void cpu_hidden_out(struct compiled *c, int i_thread, int n_threads);
+/* Rows that asked for hidden_out, after the last layer (hidden.c). */
+void cpu_hidden_out(struct compiled *c);
 
 /* Helpers (compile.c, batch.c). */
 static inline float *cpu_row_f32(const struct compiled *c, buf_id b, int64_t i)
@@ -159,6 +224,9 @@ mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, str
 void cpu_weight_free(struct device *d, struct weight *w);
 int32_t cpu_act_group(const struct device *d, const struct weight *w, int32_t source_group);
 void cpu_weight_row(struct device *d, const struct weight *w, int64_t i, float *out);
+/* passes.c: fills passes, tiles, bounds, i_draws from the plan. MB_NO_MEMORY, MB_UNSUPPORTED (a step unknown here). */
+mb_status cpu_passes_build(struct compiled *c, mb_error *err);
+void cpu_passes_free(struct compiled *c);
 /* compile.c */
 size_t cpu_scratch_bytes(struct device *d, const struct plan *p, const struct compile_options *opt);
 mb_status cpu_compile(struct device *d, const struct plan *p, const struct compile_options *opt, struct compiled **out,

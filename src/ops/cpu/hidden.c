@@ -3,12 +3,12 @@
  */
 #include "ops/cpu/cpu_int.h"
 
-void cpu_hidden_out(struct compiled *c, int i_thread, int n_threads)
+void cpu_hidden_out(struct compiled *c)
 {
     const struct cpu_batch *b = &c->batch;
     if (c->i_final_norm >= c->plan->n_steps) return;
     const struct plan_step *norm = &c->plan->steps[c->i_final_norm], *draws = &c->plan->steps[c->i_draws];
-    for (int32_t i = i_thread; i < b->n_rows; i += n_threads)
+    for (int32_t i = 0; i < b->n_rows; i++)
         if (b->rows[i].hidden_out)
             c->dev->kernels.rmsnorm(cpu_row_f32(c, draws->in, b->row_first[i + 1] - 1), norm->u.norm.weight, c->plan->d_model,
                                     norm->u.norm.eps, b->rows[i].hidden_out);

@@ -178,7 +178,7 @@ void cpu_fill_avx512(struct cpu_kernels *t);
 void cpu_fill_amx(struct cpu_kernels *t);
 
 /* Draw one token from logits x[n] (overwritten as scratch) with the whole chain of ops/sample.h. Written once over the
- * vocabulary kernels above (ops/cpu/sample.c); scratch: 16 n bytes, 64-byte aligned. */
+ * vocabulary kernels above (ops/cpu/sample.c); scratch: cpu_sample_scratch_bytes(n), 64-byte aligned. */
 void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct sample_pos *pos, void *scratch,
                 struct draw *out);
 size_t cpu_sample_scratch_bytes(int64_t n_vocab);

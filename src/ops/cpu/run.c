@@ -1,56 +1,65 @@
-/* run.c: the loop over the steps. Every thread runs the same list; a barrier stands after each phase. The per-draw steps
- * at the end run once for each block of plan.n_draw_max drawing positions, so that scoring a long text needs no room
- * for all its logits.
+/* run.c: the loop over the passes. It lives in `open`: whoever ends a pass walks on, alone, over passes that have nothing
+ * for many threads, to the next one that has. The per-draw passes at the end run once for each block of plan.n_draw_max
+ * drawing positions, so that scoring a long text needs no room for all its logits.
  */
 #include "base/clock.h"
 #include "ops/cpu/cpu_int.h"
 
+/* Passes [next, last); `now` is the open one. Written by the opener. */
 struct run_ctx {
     struct compiled *c;
-    int32_t first, last;
+    const struct cpu_pass *now;
+    int32_t next, last;
+    bool drawing; /* inside the per-draw passes */
 };
 
-static void run_steps(struct compiled *c, int32_t first, int32_t last, int i_thread, int n_threads)
+/* The next block of draws; false: there is none. */
+static bool draws_next(struct run_ctx *r)
 {
-    for (int32_t i = first; i < last; i++) {
-        const struct cpu_step *s = &c->steps[i];
-        for (int phase = 0, n_phases = 1; phase < n_phases; phase++) {
-            n_phases = s->run(c, s->s, phase, i_thread, n_threads);
-            pool_barrier(c->dev->pool, i_thread);
-        }
-    }
+    struct cpu_batch *b = &r->c->batch;
+    if (!r->drawing) cpu_hidden_out(r->c);
+    b->draw0 = r->drawing ? b->draw0 + b->n_draw_now : 0;
+    b->n_draw_now = b->n_draw - b->draw0 < r->c->plan->n_draw_max ? b->n_draw - b->draw0 : r->c->plan->n_draw_max;
+    r->drawing = true;
+    return b->n_draw_now > 0;
 }
 
-/* Draw blocks: thread 0 moves the window, a barrier makes it visible. */
-static void run_draw_steps(struct compiled *c, int32_t first, int32_t last, int i_thread, int n_threads)
-{
-    struct cpu_batch *b = &c->batch;
-    for (int32_t d = 0; d < b->n_draw; d += c->plan->n_draw_max) {
-        if (i_thread == 0) {
-            b->draw0 = d;
-            b->n_draw_now = b->n_draw - d < c->plan->n_draw_max ? b->n_draw - d : c->plan->n_draw_max;
-        }
-        pool_barrier(c->dev->pool, i_thread);
-        run_steps(c, first, last, i_thread, n_threads);
-    }
-}
-
-static void run_thread(void *ctx, int i_thread, int n_threads)
+static int64_t open_next(void *ctx, int i_thread, const int32_t **bounds)
 {
     struct run_ctx *r = ctx;
-    int32_t split = r->c->i_draws < r->first ? r->first : r->c->i_draws < r->last ? r->c->i_draws : r->last;
-    run_steps(r->c, r->first, split, i_thread, n_threads);
-    if (split < r->last) cpu_hidden_out(r->c, i_thread, n_threads);
-    if (split < r->last) run_draw_steps(r->c, split, r->last, i_thread, n_threads);
+    for (;;) {
+        bool again = r->next == r->last && r->drawing;
+        if (again) r->next = r->c->i_draws_pass;
+        if (r->next == r->last) return 0;
+        if (r->next == r->c->i_draws_pass && !draws_next(r)) return 0;
+        r->now = &r->c->passes[r->next++];
+        int64_t n = r->now->open(r->c, r->now, i_thread, bounds);
+        if (n > 0) return n;
+    }
+}
+
+static void run_tile(void *ctx, int64_t i_tile, int i_thread)
+{
+    struct run_ctx *r = ctx;
+    r->now->tile(r->c, r->now, i_tile, i_thread);
+}
+
+/* First pass that begins at or after a step. */
+static int32_t pass_at(const struct compiled *c, int32_t i_step)
+{
+    int32_t i = 0;
+    while (i < c->n_passes && c->passes[i].s < c->plan->steps + i_step) i++;
+    return i;
 }
 
 mb_status cpu_run_range(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results,
                         int32_t first, int32_t last, mb_error *err)
 {
+    static const struct pool_work work = { open_next, run_tile };
     int64_t t0 = clock_now_ns();
     MB_TRY(cpu_batch_fill(c, rows, n_rows, results, err));
-    struct run_ctx r = { c, first, last };
-    pool_run(c->dev->pool, run_thread, &r);
+    struct run_ctx r = { .c = c, .next = pass_at(c, first), .last = pass_at(c, last) };
+    pool_run_regions(c->dev->pool, &work, &r);
     pool_stats(c->dev->pool, &c->stats.n_barriers, &c->stats.barrier_ns);
     c->stats.step_ns = (uint64_t)(clock_now_ns() - t0);
     return MB_OK;

@@ -5,7 +5,8 @@
  * padding of the head included, as mlx-lm takes them. Filters see probabilities over the ids that the grammar mask, the
  * end mask and the live range leave (with none of these: exactly the distribution above).
  * End ids are masked by ignore_eos or min_tokens, except where that would leave nothing: then the grammar wins.
- * Scratch: four arrays of n. Nothing is allocated.
+ * Scratch: four arrays of n. Nothing is allocated. Passes over the vocabulary: its maximum and the sum of exponentials, by
+ * blocks of 1,024 ids that threads may share; the rest looks at blocks whose maximum says that it is worth it.
  */
 #include "ops/cpu/sample_int.h"
 
@@ -15,10 +16,11 @@
 #include "ops/mathfn.h"
 
 #define TEMPERATURE_MIN 1e-30f /* below: greedy, x / temperature would overflow */
+#define LISTED_MAX 256         /* survivors drawn among one by one; more by the vector kernel over the whole row */
 
 size_t cpu_sample_scratch_bytes(int64_t n_vocab)
 {
-    return (size_t)n_vocab * 16;
+    return ((size_t)n_vocab * 4 + (size_t)sample_blocks(n_vocab) * 2) * 4;
 }
 
 /* --- processors: bias and penalties. Each touches the ids of its own window only. --- */
@@ -91,19 +93,30 @@ static void frequency_apply(float *x, int64_t n, const struct sample_pos *pos)
 
 /* --- what is reported --- */
 
-static void top_list(const float *x, int64_t n, int32_t n_top, float lse, struct draw *out)
+static int32_t top_insert(int32_t c, int32_t cap, float v, int32_t id, float *val, int32_t *ids)
 {
-    int32_t cap = n_top > SAMPLE_MAX_TOP ? SAMPLE_MAX_TOP : n_top, c = 0;
+    int32_t at = c < cap ? c++ : c - 1;
+    for (; at > 0 && v > val[at - 1]; at--) {
+        val[at] = val[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    val[at] = v;
+    ids[at] = id;
+    return c;
+}
+
+/* The largest of x[0 .. n), from the blocks that can hold one. */
+static void top_list(const struct sample_row *r, int64_t n, float lse, struct draw *out)
+{
+    int32_t cap = r->pos->params->n_top, c = 0;
     float val[SAMPLE_MAX_TOP];
-    for (int64_t i = 0; i < n && cap > 0; i++) {
-        if (!(x[i] > -INFINITY) || (c == cap && !(x[i] > val[c - 1]))) continue;
-        int32_t at = c < cap ? c++ : c - 1;
-        for (; at > 0 && x[i] > val[at - 1]; at--) {
-            val[at] = val[at - 1];
-            out->top_id[at] = out->top_id[at - 1];
-        }
-        val[at] = x[i];
-        out->top_id[at] = (int32_t)i;
+    if (cap > SAMPLE_MAX_TOP) cap = SAMPLE_MAX_TOP;
+    for (int64_t b = 0; b < n && cap > 0; b += SAMPLE_BLOCK) {
+        if (c == cap && !(r->block_max[b / SAMPLE_BLOCK] > val[c - 1])) continue;
+        int64_t end = n - b < SAMPLE_BLOCK ? n : b + SAMPLE_BLOCK;
+        for (int64_t i = b; i < end; i++)
+            if (r->x[i] > -INFINITY && (c < cap || r->x[i] > val[c - 1]))
+                c = top_insert(c, cap, r->x[i], (int32_t)i, val, out->top_id);
     }
     out->n_top = c;
     for (int32_t i = 0; i < c; i++) out->top_logprob[i] = val[i] - lse;
@@ -196,62 +209,122 @@ struct arrays {
     float *plain;
 };
 
-/* x: masked logits with maximum `max` at `argmax`; z: their sum of exponentials, or negative when not known. */
-static int64_t draw_id(const struct cpu_kernels *t, float *x, int64_t n, float max, int64_t argmax, float z,
-                       const struct sample_pos *pos, struct arrays a)
+/* Gumbel-max among the ids of a short list: the values of vocab_gumbel, one by one. */
+static int64_t draw_listed(const float *x, const int32_t *keep, int64_t n_keep, float inv_temp, const struct sample_pos *pos)
 {
-    const struct sample_params *p = pos->params;
+    const struct noise_key *k = &pos->params->noise;
+    uint32_t key[2] = { (uint32_t)k->seed, (uint32_t)(k->seed >> 32) }, w[4];
+    float best = -INFINITY;
+    int64_t at = -1;
+    for (int64_t i = 0; i < n_keep; i++) {
+        int32_t id = keep[i];
+        uint32_t ctr[4] = { (uint32_t)id / 4, (uint32_t)pos->index, k->i_choice | (uint32_t)NOISE_DRAW << 24, k->round };
+        mb_philox4x32(ctr, key, w);
+        float u = ((float)(w[id % 4] >> 9) + 0.5f) * 0x1p-23f;
+        float v = x[id] * inv_temp + -mb_log(-mb_log(u));
+        if (at >= 0 && (v < best || (v == best && id > at))) continue;
+        best = v;
+        at = id;
+    }
+    return at;
+}
+
+/* x: masked logits with maximum `max` at `argmax`; z: their sum of exponentials, or negative when not known. */
+static int64_t draw_id(const struct cpu_kernels *t, struct sample_row *r, int64_t n, float max, int64_t argmax, float z,
+                       struct arrays a)
+{
+    const struct sample_params *p = r->pos->params;
+    const float *block_max = r->block_max;
     if (!(p->temperature >= TEMPERATURE_MIN)) return argmax;
     if (p->hlg) {
         bool finite;
-        hlg_apply(x, n, max, p);
-        t->vocab_max(x, n, &max, &argmax, &finite);
+        hlg_apply(r->x, n, max, p);
+        t->vocab_max(r->x, n, &max, &argmax, &finite);
         z = -1.0f;
+        block_max = NULL;
     }
-    bool xtc = xtc_hit(pos);
+    bool xtc = xtc_hit(r->pos);
     if (filters_on(p, xtc)) {
-        if (z < 0.0f) z = t->vocab_sumexp(x, n, max);
-        sample_filter(x, n, max, z, p, xtc, a.order, a.heap, a.keep);
+        if (z < 0.0f) z = t->vocab_sumexp(r->x, n, max);
+        int64_t n_keep = sample_survivors(r->x, n, max, z, block_max, p, xtc, a.order, a.heap, a.keep);
+        if (n_keep >= 0 && n_keep <= LISTED_MAX) return draw_listed(r->x, a.keep, n_keep, 1.0f / p->temperature, r->pos);
+        if (n_keep >= 0) sample_keep_only(r->x, n, a.keep, n_keep, (float *)a.heap);
     }
-    return t->vocab_gumbel(x, n, 1.0f / p->temperature, &p->noise, (uint32_t)pos->index, NOISE_DRAW);
+    return t->vocab_gumbel(r->x, n, 1.0f / p->temperature, &p->noise, (uint32_t)r->pos->index, NOISE_DRAW);
 }
 
-void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct sample_pos *pos, void *scratch,
-                struct draw *out)
+/* --- stages --- */
+
+void sample_process(struct sample_row *r, int32_t *seen)
 {
-    const struct sample_params *p = pos->params;
-    struct arrays a = { scratch, (int32_t *)scratch + n, (int32_t *)scratch + 2 * n,
-                        (float *)scratch + 3 * n };
-    int64_t live = p->n_vocab_live > 0 && p->n_vocab_live < n ? p->n_vocab_live : n;
+    bias_apply(r->x, r->n, r->pos->params);
+    repetition_apply(r->x, r->n, r->pos, seen);
+    presence_apply(r->x, r->n, r->pos, seen);
+    frequency_apply(r->x, r->n, r->pos);
+}
+
+static int64_t block_len(const struct sample_row *r, int64_t b)
+{
+    int64_t left = r->n - b * SAMPLE_BLOCK;
+    return left < SAMPLE_BLOCK ? left : SAMPLE_BLOCK;
+}
+
+void sample_block_max(const struct cpu_kernels *t, struct sample_row *r, int64_t b0, int64_t b1)
+{
+    for (int64_t b = b0; b < b1; b++) {
+        int64_t at;
+        bool finite;
+        t->vocab_max(r->x + b * SAMPLE_BLOCK, block_len(r, b), &r->block_max[b], &at, &finite);
+        if (!finite) r->block_max[b] = INFINITY;
+    }
+}
+
+bool sample_max(const struct cpu_kernels *t, struct sample_row *r, struct draw *out)
+{
+    float best = -INFINITY;
+    int64_t n_blocks = sample_blocks(r->n), i_best = 0, at;
+    bool finite;
     memset(out, 0, sizeof *out);
     out->id = out->argmax = -1;
+    for (int64_t b = 0; b < n_blocks; b++)
+        if (r->block_max[b] > best) best = r->block_max[b], i_best = b;
+    r->argmax = -1;
+    out->non_finite = best == INFINITY;
+    out->no_candidate = best == -INFINITY;
+    if (out->non_finite || out->no_candidate) return false;
+    t->vocab_max(r->x + i_best * SAMPLE_BLOCK, block_len(r, i_best), &r->max, &at, &finite);
+    r->argmax = i_best * SAMPLE_BLOCK + at;
+    return true;
+}
 
-    bias_apply(x, n, p);
-    repetition_apply(x, n, pos, a.order);
-    presence_apply(x, n, pos, a.order);
-    frequency_apply(x, n, pos);
+void sample_block_sum(const struct cpu_kernels *t, struct sample_row *r, int64_t b0, int64_t b1)
+{
+    for (int64_t b = b0; b < b1; b++) r->block_sum[b] = t->vocab_sumexp(r->x + b * SAMPLE_BLOCK, block_len(r, b), r->max);
+}
 
-    float max;
-    int64_t argmax;
+void sample_finish(const struct cpu_kernels *t, struct sample_row *r, void *scratch, struct draw *out)
+{
+    const struct sample_params *p = r->pos->params;
+    float *x = r->x, max = r->max, z = 0.0f;
+    int64_t n = r->n, argmax = r->argmax, live = p->n_vocab_live > 0 && p->n_vocab_live < n ? p->n_vocab_live : n;
+    struct arrays a = { scratch, (int32_t *)scratch + n, (int32_t *)scratch + 2 * n, (float *)scratch + 3 * n };
     bool finite;
-    t->vocab_max(x, n, &max, &argmax, &finite);
-    out->non_finite = !finite;
-    out->no_candidate = finite && !(max > -INFINITY);
-    if (!finite || out->no_candidate) return;
-    float z = t->vocab_sumexp(x, n, max), lse = max + mb_log(z);
+    for (int64_t b = 0; b < sample_blocks(n); b++) z = z + r->block_sum[b];
+    float lse = max + mb_log(z);
     if (argmax >= live) t->vocab_max(x, live, &max, &argmax, &finite);
     out->argmax = (int32_t)argmax;
     out->argmax_logprob = x[argmax] - lse;
-    if (pos->target >= 0) out->target_logprob = pos->target < n ? x[pos->target] - lse : -INFINITY;
-    if (p->n_top > 0) top_list(x, live, p->n_top, lse, out);
+    if (r->pos->target >= 0) out->target_logprob = r->pos->target < n ? x[r->pos->target] - lse : -INFINITY;
+    if (p->n_top > 0) top_list(r, live, lse, out);
 
     bool masked = live < n;
-    if (pos->mask) {
-        mask_apply(x, live, pos->mask);
+    if (r->pos->mask) {
+        mask_apply(x, live, r->pos->mask);
         masked = true;
     }
-    bool hidden = end_masked(pos) && end_ids_hide(x, live, p, (float *)a.keep);
-    if (masked || hidden) t->vocab_max(x, live, &max, &argmax, &finite);
+    bool hidden = end_masked(r->pos) && end_ids_hide(x, live, p, (float *)a.keep);
+    /* What the masks left; the maximum itself may have stayed. */
+    if ((masked || hidden) && !(x[argmax] == max)) t->vocab_max(x, live, &max, &argmax, &finite);
     if (hidden && !(max > -INFINITY)) {
         end_ids_restore(x, live, p, (float *)a.keep);
         t->vocab_max(x, live, &max, &argmax, &finite);
@@ -266,7 +339,20 @@ void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct s
         plain = a.plain;
         memcpy(plain, x, (size_t)live * sizeof *x);
     }
-    int64_t id = draw_id(t, x, live, max, argmax, masked || hidden ? -1.0f : z, pos, a);
+    int64_t id = draw_id(t, r, live, max, argmax, masked || hidden ? -1.0f : z, a);
     out->id = (int32_t)id;
     out->logprob = plain[id] - lse;
+}
+
+void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct sample_pos *pos, void *scratch,
+                struct draw *out)
+{
+    float *blocks = (float *)scratch + 4 * n;
+    int64_t n_blocks = sample_blocks(n);
+    struct sample_row r = { .x = x, .n = n, .pos = pos, .block_max = blocks, .block_sum = blocks + n_blocks };
+    sample_process(&r, scratch);
+    sample_block_max(t, &r, 0, n_blocks);
+    if (!sample_max(t, &r, out)) return;
+    sample_block_sum(t, &r, 0, n_blocks);
+    sample_finish(t, &r, scratch, out);
 }

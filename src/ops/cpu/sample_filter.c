@@ -40,12 +40,13 @@ static void heap_sift(const float *x, int32_t *h, int64_t n, int64_t i)
     h[i] = v;
 }
 
-void walk_init(struct walk *w, const float *x, int64_t n, float max, int32_t *order, int32_t *heap)
+void walk_init(struct walk *w, const float *x, int64_t n, float max, const float *block_max, int32_t *order, int32_t *heap)
 {
     memset(w, 0, sizeof *w);
     w->x = x;
     w->n = n;
     w->max = max;
+    w->block_max = block_max;
     w->order = order;
     w->heap = heap;
     w->floor = INFINITY;
@@ -56,9 +57,13 @@ static void band_gather(struct walk *w)
 {
     float lo = w->max - band_depth[w->i_band++], hi = w->floor;
     int64_t c = 0;
-    for (int64_t i = 0; i < w->n; i++) {
-        float v = w->x[i];
-        if (v >= lo && v < hi && v > -INFINITY) w->heap[c++] = (int32_t)i;
+    for (int64_t b = 0; b < w->n; b += SAMPLE_BLOCK) {
+        if (w->block_max && w->block_max[b / SAMPLE_BLOCK] < lo) continue;
+        int64_t end = w->n - b < SAMPLE_BLOCK ? w->n : b + SAMPLE_BLOCK;
+        for (int64_t i = b; i < end; i++) {
+            float v = w->x[i];
+            if (v >= lo && v < hi && v > -INFINITY) w->heap[c++] = (int32_t)i;
+        }
     }
     w->n_heap = c;
     w->floor = lo;
@@ -123,11 +128,11 @@ static int64_t xtc_count(struct walk *w, const struct sample_params *p, int64_t 
     return c;
 }
 
-void sample_filter(float *x, int64_t n, float max, float z, const struct sample_params *p, bool xtc, int32_t *order,
-                   int32_t *heap, int32_t *keep)
+int64_t sample_survivors(float *x, int64_t n, float max, float z, const float *block_max, const struct sample_params *p, bool xtc,
+                         int32_t *order, int32_t *heap, int32_t *keep)
 {
     struct walk w;
-    walk_init(&w, x, n, max, order, heap);
+    walk_init(&w, x, n, max, block_max, order, heap);
     bool bounded = top_p_on(p) || p->min_p > 0.0f;
     int64_t n_prefix = n;
     double mass = (double)z;
@@ -140,9 +145,8 @@ void sample_filter(float *x, int64_t n, float max, float z, const struct sample_
     if (!bounded && p->top_k <= 0) { /* XTC alone: strike a few ids, keep the rest where it is */
         for (int64_t i = 0; i < n_high; i++)
             if (x[order[i]] > least && !xtc_exempt(p, order[i])) x[order[i]] = -INFINITY;
-        return;
+        return -1;
     }
-    /* Copy the survivors aside, clear the row, put them back. */
     int64_t n_keep = 0;
     for (int64_t i = 0; i < n_prefix && n_keep < k; i++) {
         if (i == w.n_order && !walk_next(&w)) break;
@@ -150,8 +154,20 @@ void sample_filter(float *x, int64_t n, float max, float z, const struct sample_
         if (i < n_high && x[id] > least && !xtc_exempt(p, id)) continue;
         keep[n_keep++] = id;
     }
-    float *keep_x = (float *)heap; /* the walk has ended */
-    for (int64_t i = 0; i < n_keep; i++) keep_x[i] = x[keep[i]];
+    return n_keep;
+}
+
+/* Copy the survivors aside, clear the row, put them back. */
+void sample_keep_only(float *x, int64_t n, const int32_t *keep, int64_t n_keep, float *aside)
+{
+    for (int64_t i = 0; i < n_keep; i++) aside[i] = x[keep[i]];
     for (int64_t i = 0; i < n; i++) x[i] = -INFINITY;
-    for (int64_t i = 0; i < n_keep; i++) x[keep[i]] = keep_x[i];
+    for (int64_t i = 0; i < n_keep; i++) x[keep[i]] = aside[i];
+}
+
+void sample_filter(float *x, int64_t n, float max, float z, const struct sample_params *p, bool xtc, int32_t *order,
+                   int32_t *heap, int32_t *keep)
+{
+    int64_t n_keep = sample_survivors(x, n, max, z, NULL, p, xtc, order, heap, keep);
+    if (n_keep >= 0) sample_keep_only(x, n, keep, n_keep, (float *)heap); /* the walk has ended */
 }

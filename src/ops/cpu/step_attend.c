@@ -1,9 +1,13 @@
-/* step_attend.c: rotary positions and the writing of K and V, then attention over pages.
+/* step_attend.c: attention over pages.
  *
- * Attention is cut into tiles: up to ATTN_ROWS query rows (tokens x query heads of one KV head) of one row. With many
- * tiles, a thread takes a tile through all its splits and merges as it goes. With few (decoding a long context), the
- * splits themselves are dealt to threads, their (m, l, o) go to scratch, and a second phase merges them in order. The
- * bits are the same: splits are anchored at index 0 and merge left to right (docs/numerics.md, section 2).
+ * Attention is cut into tiles: up to ATTN_ROWS query rows (tokens x query heads of one KV head) of one row, so that keys
+ * and values are read once for all query heads of a group. With many tiles, a thread takes a tile through all its splits
+ * and merges as it goes. With few (decoding a long context), each split of a tile is a unit of its own, (m, l, o) go to
+ * scratch, and the thread that finishes the last unit of a tile merges them in order. The bits are the same: splits are
+ * anchored at index 0 and merge left to right (docs/numerics.md, section 4).
+ * Whoever has the output of a tile also writes it as linear inputs, when a KV head's share holds whole groups of them.
+ * In a batch of single tokens a unit first rotates its own q heads, and the unit of the last split (the only one that
+ * sees the token's own key) writes K and V.
  */
 #include <math.h>
 #include <string.h>
@@ -11,55 +15,6 @@
 #include "ops/cpu/cpu_int.h"
 
 #define ATTN_ROWS 48
-
-static void rope_kv_q(const struct compiled *c, const struct plan_step *s, int32_t i, int h, const float *cs)
-{
-    const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t d = s->u.rope_kv.head_dim;
-    const float *x = cpu_row_f32(c, s->in, i) + h * d;
-    float *y = cpu_row_f32(c, s->out, i) + h * d;
-    if (s->u.rope_kv.q_norm) k->rmsnorm(x, s->u.rope_kv.q_norm, d, s->u.rope_kv.norm_eps, y);
-    else memcpy(y, x, (size_t)d * sizeof *y);
-    if (cs) k->rope(y, s->u.rope_kv.rope.n_rot, s->u.rope_kv.rope.interleaved, cs);
-    k->scale(y, d, s->u.rope_kv.q_scale);
-}
-
-static void rope_kv_k(const struct compiled *c, const struct plan_step *s, int32_t i, int h, const float *cs, float *y)
-{
-    const struct cpu_kernels *k = &c->dev->kernels;
-    const struct cpu_batch *b = &c->batch;
-    int64_t d = s->u.rope_kv.head_dim;
-    const float *x = cpu_row_f32(c, s->u.rope_kv.k, i) + h * d;
-    if (s->u.rope_kv.k_norm) k->rmsnorm(x, s->u.rope_kv.k_norm, d, s->u.rope_kv.norm_eps, y);
-    else memcpy(y, x, (size_t)d * sizeof *y);
-    if (cs) k->rope(y, s->u.rope_kv.rope.n_rot, s->u.rope_kv.rope.interleaved, cs);
-    uint8_t *area = cpu_kv_area(c, &b->rows[b->row_of[i]], s->u.rope_kv.i_kind, s->u.rope_kv.i_in_kind, h, b->index[i]);
-    if (!area) {
-        b->results[b->row_of[i]].status = MB_INTERNAL; /* the engine gave no page: the row must not go on */
-        return;
-    }
-    k->kv_write((enum kv_format)c->plan->kinds[s->u.rope_kv.i_kind].format, d, b->index[i] % KV_PAGE_TOKENS, y,
-                cpu_row_f32(c, s->u.rope_kv.v, i) + h * d, area);
-}
-
-int cpu_step_rope_kv(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
-{
-    (void)phase;
-    const struct rope_spec *rope = &s->u.rope_kv.rope;
-    const struct cpu_batch *b = &c->batch;
-    int n_q = s->u.rope_kv.n_head, n_kv = s->u.rope_kv.k >= 0 ? s->u.rope_kv.n_head_kv : 0;
-    int64_t first, end;
-    /* Heads outside, tokens inside: a thread writes whole stretches of a page's lines. */
-    threads_share((int64_t)(n_q + n_kv) * b->m, 1, i_thread, n_threads, &first, &end);
-    for (int64_t item = first; item < end; item++) {
-        int h = (int)(item / b->m);
-        int32_t i = (int32_t)(item % b->m);
-        const float *cs = rope->n_rot ? rope->table + (int64_t)b->rope_pos[i] * rope->n_rot : NULL;
-        if (h < n_q) rope_kv_q(c, s, i, h, cs);
-        else rope_kv_k(c, s, i, h - n_q, cs, (float *)c->thread_scratch[i_thread]);
-    }
-    return 1;
-}
 
 /* What a query at sequence index i may see: one interval, by (index, window, spans) alone. */
 static void visible(const struct plan_step *s, const struct row *r, int32_t i, int32_t *lo, int32_t *hi)
@@ -147,10 +102,14 @@ static int64_t attn_rows_max(const struct plan_step *s)
     return group > ATTN_ROWS ? group : ATTN_ROWS;
 }
 
-static void load_q(const struct compiled *c, const struct plan_step *s, const struct tile *t, float *q)
+/* q' of a tile; rope: the step that makes it, when the tile must do that itself (one token). */
+static void load_q(const struct compiled *c, const struct plan_step *s, const struct plan_step *rope, const struct tile *t,
+                   float *q)
 {
     int64_t d = s->u.attend.head_dim;
     int32_t first = c->batch.row_first[t->i_row] + t->tok0;
+    for (int g = 0; rope && g < t->group; g++) cpu_rope_q(c, rope, first, t->i_head_kv * t->group + g, q + g * d);
+    if (rope) return;
     for (int32_t k = 0; k < t->n_tok; k++)
         memcpy(q + (int64_t)k * t->group * d,
                cpu_row_f32(c, s->in, first + k) + (int64_t)t->i_head_kv * t->group * d,
@@ -189,11 +148,36 @@ static float *out_row(const struct compiled *c, const struct plan_step *s, const
            ((int64_t)t->i_head_kv * t->group + i % t->group) * s->u.attend.head_dim;
 }
 
-static void run_tile(const struct compiled *c, const struct plan_step *s, const struct tile *t, const struct attn_scratch *a)
+static void write_kv(const struct compiled *c, const struct plan_step *rope, const struct tile *t, float *tmp)
+{
+    if (rope && rope->u.rope_kv.k >= 0) cpu_rope_kv(c, rope, c->batch.row_first[t->i_row] + t->tok0, t->i_head_kv, tmp);
+}
+
+bool cpu_attend_whole_groups(const struct compiled *c, const struct plan_step *s)
+{
+    int32_t width = s->u.attend.n_head / s->u.attend.n_head_kv * s->u.attend.head_dim;
+    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++)
+        if (c->form[s->outs[i]] != ACT_F32 && width % c->plan->bufs[s->outs[i]].group != 0) return false;
+    return true;
+}
+
+/* The tile's columns of its tokens' outputs are complete. */
+static void write_inputs(const struct compiled *c, const struct plan_step *s, const struct tile *t)
+{
+    if (!cpu_attend_whole_groups(c, s)) return;
+    int64_t width = (int64_t)t->group * s->u.attend.head_dim, col0 = t->i_head_kv * width;
+    int32_t first = c->batch.row_first[t->i_row] + t->tok0;
+    for (int32_t i = first; i < first + t->n_tok; i++)
+        cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), col0, col0 + width);
+}
+
+static void run_tile(const struct compiled *c, const struct plan_step *s, const struct plan_step *rope, const struct tile *t,
+                     const struct attn_scratch *a)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
     int64_t d = s->u.attend.head_dim;
-    load_q(c, s, t, a->q);
+    write_kv(c, rope, t, a->q);
+    load_q(c, s, rope, t, a->q);
     for (int32_t i = 0; i < t->n_rows; i++) { a->M[i] = -INFINITY; a->Lt[i] = 0; }
     memset(a->O, 0, (size_t)(t->n_rows * d) * sizeof(float));
     for (int32_t sp = t->split0; sp < t->split1; sp++) {
@@ -202,90 +186,91 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
             k->attend_merge(d, a->m[i], a->ls[i], a->o + i * d, &a->M[i], &a->Lt[i], a->O + i * d);
     }
     for (int32_t i = 0; i < t->n_rows; i++) k->attend_finish(d, a->Lt[i], a->O + i * d, out_row(c, s, t, i));
+    write_inputs(c, s, t);
 }
 
-/* Floats of one split result of a tile: m, ls, o. */
+/* --- splits as units --- */
+
+/* Floats of one split result of a tile: m, ls [n_rows], o [n_rows][d]. */
 static size_t unit_floats(const struct plan_step *s, const struct tile *t)
 {
     return (size_t)t->n_rows * (size_t)(s->u.attend.head_dim + 2);
 }
 
-/* Few tiles and room for their split results? Then splits are dealt to threads. Same answer on every thread. */
-static bool split_mode(const struct compiled *c, const struct plan_step *s, int32_t n_tiles, int n_threads)
+/* Fill attn_tiles; the number of units, or 0 when their results find no room or nothing would be gained. */
+static int32_t split_tiles(struct compiled *c, const struct plan_step *s, int32_t n_tiles)
 {
     size_t floats = 0;
-    if (n_threads == 1 || n_tiles >= 4 * n_threads) return false;
+    int32_t n_units = 0;
     for (int32_t t = 0; t < n_tiles; t++) {
         struct tile tile = get_tile(c, s, t);
-        floats += unit_floats(s, &tile) * (size_t)(tile.split1 - tile.split0);
+        int32_t n = tile.split1 - tile.split0;
+        c->attn_tiles[t].unit0 = n_units;
+        c->attn_tiles[t].slot = floats;
+        atomic_store_explicit(&c->attn_tiles[t].n_left, n, memory_order_relaxed);
+        n_units += n;
+        floats += unit_floats(s, &tile) * (size_t)n;
     }
-    return floats * sizeof(float) <= c->attn_partials_bytes;
+    return n_units > n_tiles && floats * sizeof(float) <= c->attn_partials_bytes ? n_units : 0;
 }
 
-static void run_units(const struct compiled *c, const struct plan_step *s, int32_t n_tiles, const struct attn_scratch *a,
-                      int i_thread, int n_threads)
-{
-    float *slot = (float *)c->attn_partials;
-    int32_t u = 0;
-    for (int32_t t = 0; t < n_tiles; t++) {
-        struct tile tile = get_tile(c, s, t);
-        bool loaded = false;
-        for (int32_t sp = tile.split0; sp < tile.split1; sp++, u++, slot += unit_floats(s, &tile)) {
-            if (u % n_threads != i_thread) continue;
-            if (!loaded) load_q(c, s, &tile, a->q);
-            loaded = true;
-            run_unit(c, s, &tile, sp, a->q, a, slot, slot + tile.n_rows, slot + 2 * tile.n_rows);
-        }
-    }
-}
-
-static void merge_units(const struct compiled *c, const struct plan_step *s, int32_t n_tiles, const struct attn_scratch *a,
-                        int i_thread, int n_threads)
+static void merge_tile(const struct compiled *c, const struct plan_step *s, const struct tile *t, const float *slot,
+                       const struct attn_scratch *a)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
-    const float *slot = (const float *)c->attn_partials;
     int64_t d = s->u.attend.head_dim;
-    int32_t item = 0;
-    for (int32_t t = 0; t < n_tiles; t++) {
-        struct tile tile = get_tile(c, s, t);
-        size_t step = unit_floats(s, &tile);
-        int32_t n_splits = tile.split1 - tile.split0;
-        for (int32_t i = 0; i < tile.n_rows; i++, item++) {
-            if (item % n_threads != i_thread) continue;
-            float M = -INFINITY, Lt = 0;
-            memset(a->O, 0, (size_t)d * sizeof(float));
-            for (int32_t sp = 0; sp < n_splits; sp++) {
-                const float *p = slot + (size_t)sp * step;
-                k->attend_merge(d, p[i], p[tile.n_rows + i], p + 2 * tile.n_rows + i * d, &M, &Lt, a->O);
-            }
-            k->attend_finish(d, Lt, a->O, out_row(c, s, &tile, i));
-        }
-        slot += step * (size_t)n_splits;
+    size_t step = unit_floats(s, t);
+    for (int32_t i = 0; i < t->n_rows; i++) {
+        float M = -INFINITY, Lt = 0;
+        memset(a->O, 0, (size_t)d * sizeof(float));
+        const float *p = slot;
+        for (int32_t sp = t->split0; sp < t->split1; sp++, p += step)
+            k->attend_merge(d, p[i], p[t->n_rows + i], p + 2 * t->n_rows + i * d, &M, &Lt, a->O);
+        k->attend_finish(d, Lt, a->O, out_row(c, s, t, i));
     }
+    write_inputs(c, s, t);
 }
 
-static void write_inputs(const struct compiled *c, const struct plan_step *s, int i_thread, int n_threads)
+static void run_split(struct compiled *c, const struct plan_step *s, const struct plan_step *rope, int32_t i_unit,
+                      const struct attn_scratch *a)
 {
-    int64_t first, end, width = (int64_t)s->u.attend.n_head * s->u.attend.head_dim;
-    threads_share(c->batch.m, 1, i_thread, n_threads, &first, &end);
-    for (int64_t i = first; i < end; i++) cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), 0, width);
+    int32_t i_tile = 0;
+    while (i_tile + 1 < c->attn_n_tiles && c->attn_tiles[i_tile + 1].unit0 <= i_unit) i_tile++;
+    struct attn_tile_state *state = &c->attn_tiles[i_tile];
+    struct tile t = get_tile(c, s, i_tile);
+    int32_t sp = t.split0 + i_unit - state->unit0;
+    float *slots = (float *)c->attn_partials + state->slot;
+    float *mine = slots + (size_t)(i_unit - state->unit0) * unit_floats(s, &t);
+    if (sp == t.split1 - 1) write_kv(c, rope, &t, a->q);
+    load_q(c, s, rope, &t, a->q);
+    run_unit(c, s, &t, sp, a->q, a, mine, mine + t.n_rows, mine + 2 * t.n_rows);
+    if (atomic_fetch_sub_explicit(&state->n_left, 1, memory_order_acq_rel) == 1) merge_tile(c, s, &t, slots, a);
 }
 
-int cpu_step_attend(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
+/* --- the pass --- */
+
+int64_t cpu_attend_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    (void)bounds;
+    int32_t n_units = 0;
+    c->attn_n_tiles = count_tiles(c, p->s);
+    if (c->n_threads > 1 && c->attn_n_tiles < CPU_ATTN_SPLIT_TILES * c->n_threads) n_units = split_tiles(c, p->s, c->attn_n_tiles);
+    c->attn_split = n_units > 0;
+    return c->attn_split ? n_units : c->attn_n_tiles;
+}
+
+void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     struct attn_scratch a;
-    int32_t n_tiles = count_tiles(c, s);
-    bool split = split_mode(c, s, n_tiles, n_threads);
+    const struct plan_step *s = p->s, *rope = c->batch.all_single ? p->partner : NULL;
     lay_attn_scratch(&a, c->thread_scratch[i_thread], attn_rows_max(s), s->u.attend.head_dim);
-    if (phase == 0 && split) run_units(c, s, n_tiles, &a, i_thread, n_threads);
-    if (phase == 0 && !split)
-        for (int32_t t = i_thread; t < n_tiles; t += n_threads) {
-            struct tile tile = get_tile(c, s, t);
-            run_tile(c, s, &tile, &a);
-        }
-    if (phase == 1 && split) merge_units(c, s, n_tiles, &a, i_thread, n_threads);
-    if (phase == (split ? 2 : 1)) write_inputs(c, s, i_thread, n_threads);
-    return split ? 3 : 2;
+    if (c->attn_split) {
+        run_split(c, s, rope, (int32_t)i_tile, &a);
+        return;
+    }
+    struct tile t = get_tile(c, s, (int32_t)i_tile);
+    run_tile(c, s, rope, &t, &a);
 }
 
 static size_t attend_bytes(const struct plan_step *s)
@@ -304,7 +289,7 @@ size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads)
         /* Up to 4 tiles a thread of one decoded token each, over the whole context. */
         size_t rows = (size_t)(s->u.attend.n_head / s->u.attend.n_head_kv);
         size_t splits = ((size_t)p->n_context + ATTN_SPLIT - 1) / ATTN_SPLIT;
-        size_t bytes = 4 * (size_t)n_threads * splits * rows * (size_t)(s->u.attend.head_dim + 2) * sizeof(float);
+        size_t bytes = CPU_ATTN_SPLIT_TILES * (size_t)n_threads * splits * rows * (size_t)(s->u.attend.head_dim + 2) * sizeof(float);
         if (bytes > most) most = bytes;
     }
     return most;
@@ -312,7 +297,7 @@ size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads)
 
 size_t cpu_thread_scratch_bytes(const struct plan *p)
 {
-    size_t most = 2048 * 64 * sizeof(float); /* step_linear.c: LINEAR_TMP_FLOATS */
+    size_t most = CPU_LINEAR_TMP_FLOATS * sizeof(float);
     for (int i = 0; i < p->n_bufs; i++) {
         size_t row = ((size_t)p->bufs[i].width + 64) * sizeof(float);
         if (row > most) most = row;

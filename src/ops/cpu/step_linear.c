@@ -1,11 +1,9 @@
-/* step_linear.c: linear groups. The blocks of 16 outputs of all parts form one line that is cut into contiguous shares, so
- * that each thread reads one stream of weights. Order of an output: product, bias, adapters, soft cap, then the sum into the
- * residual. With adapters in the batch a phase goes before that computes their u (step_lora.c).
+/* step_linear.c: linear groups. The work is cut into tiles: blocks of 16 outputs of one part (passes.c says which thread
+ * begins with which), times a chunk of the rows when there are many. A tile is the product and then its epilogue. Order
+ * of an output: product, bias, adapters, soft cap, then the sum into the residual. With adapters in the batch a pass goes
+ * before that computes their u (step_lora.c).
  */
 #include "ops/cpu/cpu_int.h"
-
-/* Floats of product that a thread holds before adding them to the residual. */
-#define LINEAR_TMP_FLOATS (2048 * 64)
 
 static cpu_matmul_fn choose(const struct cpu_kernels *k, enum cpu_wtype type, enum act_form form)
 {
@@ -17,26 +15,27 @@ static cpu_matmul_fn choose(const struct cpu_kernels *k, enum cpu_wtype type, en
     return table[type][form];
 }
 
-/* What one part needs on one thread. */
+/* One part on rows [row0, row0 + m). */
 struct part_run {
+    struct compiled *c;
+    const struct plan_step *s;
+    int32_t i_part, i_u; /* of the step, of the pass */
     const struct cpu_weight *w;
     cpu_matmul_fn matmul;
     struct cpu_act act;
-    const float *bias;
-    float softcap;
-    int64_t m, ld_out;
-    float *out; /* column 0 of this part, row 0 */
-    const struct compiled *c;
-    const struct plan_step *s;
-    int i_part;
+    int64_t row0, m, ld_out;
+    float *out; /* column 0 of this part, row row0 */
 };
 
-static void finish_product(const struct cpu_kernels *k, const struct part_run *p, float *y, int64_t ld, int64_t col0,
-                           int64_t n_cols)
+/* Epilogue of a tile: columns [col0, col0 + n_cols) of the part, its first at y. */
+static void finish_tile(const struct part_run *p, float *y, int64_t ld, int64_t col0, int64_t n_cols)
 {
-    for (int64_t i = 0; p->bias && i < p->m; i++) k->add(y + i * ld, p->bias + col0, n_cols);
-    if (cpu_lora_on(p->c)) cpu_lora_add(p->c, p->s, p->i_part, y, ld, col0, n_cols);
-    for (int64_t i = 0; p->softcap > 0 && i < p->m; i++) k->softcap(y + i * ld, n_cols, p->softcap);
+    const struct cpu_kernels *k = &p->c->dev->kernels;
+    const float *bias = p->s->u.linear.part[p->i_part].bias;
+    float softcap = p->s->u.linear.part[p->i_part].softcap;
+    for (int64_t i = 0; bias && i < p->m; i++) k->add(y + i * ld, bias + col0, n_cols);
+    if (cpu_lora_on(p->c)) cpu_lora_add(p->c, p->s, p->i_part, p->i_u, p->row0, p->m, y, ld, col0, n_cols);
+    for (int64_t i = 0; softcap > 0 && i < p->m; i++) k->softcap(y + i * ld, n_cols, softcap);
 }
 
 static int64_t cols_of(const struct part_run *p, int64_t blk0, int64_t blk1)
@@ -45,57 +44,91 @@ static int64_t cols_of(const struct part_run *p, int64_t blk0, int64_t blk1)
     return end - 16 * blk0;
 }
 
-static void run_store(const struct cpu_kernels *k, const struct part_run *p, int64_t blk0, int64_t blk1)
+static void run_store(const struct part_run *p, int64_t blk0, int64_t blk1)
 {
     float *y = p->out + 16 * blk0;
-    p->matmul(p->w, blk0, blk1, &p->act, 0, p->m, y, p->ld_out);
-    finish_product(k, p, y, p->ld_out, 16 * blk0, cols_of(p, blk0, blk1));
+    p->matmul(p->w, blk0, blk1, &p->act, p->row0, p->m, y, p->ld_out);
+    finish_tile(p, y, p->ld_out, 16 * blk0, cols_of(p, blk0, blk1));
 }
 
-static void run_add(const struct cpu_kernels *k, const struct part_run *p, int64_t blk0, int64_t blk1, float *tmp)
+static void run_add(const struct part_run *p, int64_t blk0, int64_t blk1, float *tmp)
 {
-    int64_t step = LINEAR_TMP_FLOATS / 16 / p->m;
-    if (step < 1) step = 1;
+    const struct cpu_kernels *k = &p->c->dev->kernels;
+    int64_t step = CPU_LINEAR_TMP_FLOATS / 16 / p->m; /* m <= CPU_LINEAR_ROWS */
     for (int64_t b = blk0; b < blk1; b += step) {
         int64_t e = b + step < blk1 ? b + step : blk1, n_cols = cols_of(p, b, e), ld = 16 * (e - b);
-        p->matmul(p->w, b, e, &p->act, 0, p->m, tmp, ld);
-        finish_product(k, p, tmp, ld, 16 * b, n_cols);
+        p->matmul(p->w, b, e, &p->act, p->row0, p->m, tmp, ld);
+        finish_tile(p, tmp, ld, 16 * b, n_cols);
         for (int64_t i = 0; i < p->m; i++) k->add(p->out + i * p->ld_out + 16 * b, tmp + i * ld, n_cols);
     }
 }
 
-int cpu_step_linear(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
+static void run_part(struct compiled *c, const struct cpu_pass *pass, const struct plan_step *s, int32_t i_part, int64_t blk0,
+                     int64_t blk1, int64_t row0, int64_t m, int i_thread)
 {
-    const struct cpu_kernels *k = &c->dev->kernels;
-    int n_phases = cpu_lora_on(c) ? 2 : 1;
-    if (phase < n_phases - 1) {
-        cpu_lora_project(c, s, i_thread, n_threads);
-        return n_phases;
+    int32_t i_u = i_part;
+    for (const struct plan_step *before = pass->s; before < s; before++) i_u += before->u.linear.n_parts;
+    const struct cpu_weight *w = &((struct cpu_weight_impl *)s->u.linear.part[i_part].w->impl)->packed;
+    buf_id out = s->u.linear.part[i_part].out;
+    struct part_run p = {
+        .c = c, .s = s, .i_part = i_part, .i_u = i_u, .w = w,
+        .matmul = choose(&c->dev->kernels, w->type, c->form[s->in]),
+        .act = { .form = c->form[s->in], .g = c->plan->bufs[s->in].group, .k = w->k, .row_bytes = c->row_bytes[s->in],
+                 .data = c->bufs[s->in] },
+        .row0 = row0, .m = m,
+        .ld_out = (int64_t)(c->row_bytes[out] / sizeof(float)),
+        .out = cpu_row_f32(c, out, row0) + s->u.linear.part[i_part].out_offset,
+    };
+    if (s->u.linear.part[i_part].add) run_add(&p, blk0, blk1, (float *)c->thread_scratch[i_thread]);
+    else run_store(&p, blk0, blk1);
+}
+
+/* Rows go in chunks when there are many, or when there are too few tiles of weights to keep all threads busy. */
+int64_t cpu_linear_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    int n_threads = c->n_threads;
+    int64_t m = cpu_rows_of(c, p->s->in), n_tiles = p->bounds[n_threads];
+    c->n_chunks = (m + CPU_LINEAR_ROWS - 1) / CPU_LINEAR_ROWS;
+    while (n_tiles * c->n_chunks < 4 * n_threads && m / (2 * c->n_chunks) >= 48) c->n_chunks *= 2;
+    c->chunk_rows = ((m + c->n_chunks - 1) / c->n_chunks + 15) / 16 * 16;
+    if (c->n_chunks == 1) {
+        *bounds = p->bounds;
+        return n_tiles;
     }
-    int64_t total = 0, first, end, before = 0;
-    for (int i = 0; i < s->u.linear.n_parts; i++) total += (s->u.linear.part[i].w->n + 15) / 16;
-    threads_share(total, 1, i_thread, n_threads, &first, &end);
-    for (int i = 0; i < s->u.linear.n_parts; i++) {
-        const struct cpu_weight_impl *impl = s->u.linear.part[i].w->impl;
-        int64_t n_blocks = (impl->packed.n + 15) / 16;
-        int64_t b0 = first > before ? first - before : 0, b1 = end - before < n_blocks ? end - before : n_blocks;
-        before += n_blocks;
-        if (b0 >= b1) continue;
-        buf_id out = s->u.linear.part[i].out;
-        struct part_run p = {
-            .w = &impl->packed,
-            .matmul = choose(k, impl->packed.type, c->form[s->in]),
-            .act = { .form = c->form[s->in], .g = c->plan->bufs[s->in].group, .k = impl->packed.k,
-                     .row_bytes = c->row_bytes[s->in], .data = c->bufs[s->in] },
-            .bias = s->u.linear.part[i].bias,
-            .softcap = s->u.linear.part[i].softcap,
-            .m = cpu_rows_of(c, s->in),
-            .ld_out = (int64_t)(c->row_bytes[out] / sizeof(float)),
-            .out = cpu_row_f32(c, out, 0) + s->u.linear.part[i].out_offset,
-            .c = c, .s = s, .i_part = i,
-        };
-        if (s->u.linear.part[i].add) run_add(k, &p, b0, b1, (float *)c->thread_scratch[i_thread]);
-        else run_store(k, &p, b0, b1);
-    }
-    return n_phases;
+    int32_t *scaled = c->bounds + (size_t)c->n_passes * (size_t)(n_threads + 1);
+    for (int t = 0; t <= n_threads; t++) scaled[t] = (int32_t)(p->bounds[t] * c->n_chunks);
+    *bounds = scaled;
+    return n_tiles * c->n_chunks;
+}
+
+/* Rows of tile i_tile, and its weights. False: rounding left no row for the last chunk. */
+static bool tile_get(const struct compiled *c, const struct cpu_pass *p, int64_t i_tile, const struct linear_tile **t,
+                     int64_t *row0, int64_t *m)
+{
+    int64_t rows = cpu_rows_of(c, p->s->in);
+    *t = &p->tiles[i_tile / c->n_chunks];
+    *row0 = i_tile % c->n_chunks * c->chunk_rows;
+    *m = rows - *row0 < c->chunk_rows ? rows - *row0 : c->chunk_rows;
+    return *m > 0;
+}
+
+void cpu_linear_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    const struct linear_tile *t;
+    int64_t row0, m;
+    if (tile_get(c, p, i_tile, &t, &row0, &m)) run_part(c, p, t->s, t->i_part, t->blk0, t->blk1, row0, m, i_thread);
+}
+
+void cpu_linear_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    const struct linear_tile *t;
+    int64_t row0, m, width = p->partner->u.glu.width;
+    if (!tile_get(c, p, i_tile, &t, &row0, &m)) return;
+    for (int32_t i = 0; i < p->n_steps; i++)
+        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++)
+            run_part(c, p, &p->s[i], j, t->blk0, t->blk1, row0, m, i_thread);
+    int64_t col1 = 16 * t->blk1 < width ? 16 * t->blk1 : width;
+    for (int64_t i = row0; i < row0 + m; i++)
+        cpu_glu_columns(c, p->partner, i, 16 * t->blk0, col1, (float *)c->thread_scratch[i_thread]);
 }

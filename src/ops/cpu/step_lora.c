@@ -92,7 +92,9 @@ void cpu_lora_copy(const struct compiled *c, buf_id input, int64_t i, const floa
 
 /* --- u = A x --- */
 
-static void project_chunk(struct compiled *c, const struct plan_step *s, int64_t i_slot, int i_part, int i_stack, int chunk)
+/* i_u: number of the part in its pass, where its u goes. */
+static void project_chunk(struct compiled *c, const struct plan_step *s, int64_t i_slot, int i_part, int i_u, int i_stack,
+                          int chunk)
 {
     const struct weight *w = s->u.linear.part[i_part].w;
     bool per_draw = c->plan->bufs[s->in].per_draw;
@@ -103,34 +105,50 @@ static void project_chunk(struct compiled *c, const struct plan_step *s, int64_t
     int32_t first = chunk * RANK_CHUNK, n = m ? m->rank - first : 0;
     if (n <= 0) return;
     c->dev->kernels.lora_project(m->a + (int64_t)first * w->k, w->k, n < RANK_CHUNK ? n : RANK_CHUNK, input_at(c, s->in, i),
-                                 w->k, u_at(c, slot, i_part, i_stack) + first);
+                                 w->k, u_at(c, slot, i_u, i_stack) + first);
 }
 
-void cpu_lora_project(struct compiled *c, const struct plan_step *s, int i_thread, int n_threads)
+/* Tiles: (slot, part of the pass). */
+static int n_parts_of(const struct cpu_pass *p)
 {
-    int n_parts = s->u.linear.n_parts, n_chunks = (c->plan->max_lora_rank + RANK_CHUNK - 1) / RANK_CHUNK;
-    int64_t per_part = (int64_t)PLAN_MAX_STACK * n_chunks, per_slot = per_part * n_parts, first, end;
-    threads_share(n_slots(c, c->plan->bufs[s->in].per_draw) * per_slot, 1, i_thread, n_threads, &first, &end);
-    for (int64_t item = first; item < end; item++) {
-        int rest = (int)(item % per_slot);
-        project_chunk(c, s, item / per_slot, rest / (int)per_part, rest % (int)per_part / n_chunks, rest % n_chunks);
-    }
+    int n = 0;
+    for (int32_t i = 0; i < p->n_steps; i++) n += p->s[i].u.linear.n_parts;
+    return n;
+}
+
+int64_t cpu_lora_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    (void)bounds;
+    if (!cpu_lora_on(c)) return 0;
+    return n_slots(c, c->plan->bufs[p->s->in].per_draw) * n_parts_of(p);
+}
+
+void cpu_lora_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    (void)i_thread;
+    int i_u = (int)(i_tile % n_parts_of(p)), i_part = i_u, n_chunks = (c->plan->max_lora_rank + RANK_CHUNK - 1) / RANK_CHUNK;
+    const struct plan_step *s = p->s;
+    for (; i_part >= s->u.linear.n_parts; s++) i_part -= s->u.linear.n_parts;
+    for (int item = 0; item < PLAN_MAX_STACK * n_chunks; item++)
+        project_chunk(c, s, i_tile / n_parts_of(p), i_part, i_u, item / n_chunks, item % n_chunks);
 }
 
 /* --- y += B u --- */
 
-void cpu_lora_add(const struct compiled *c, const struct plan_step *s, int i_part, float *y, int64_t ld, int64_t col0,
-                  int64_t n_cols)
+void cpu_lora_add(const struct compiled *c, const struct plan_step *s, int i_part, int i_u, int64_t row0, int64_t n_rows,
+                  float *y, int64_t ld, int64_t col0, int64_t n_cols)
 {
     const struct weight *w = s->u.linear.part[i_part].w;
     bool per_draw = c->plan->bufs[s->in].per_draw;
     for (int64_t j = 0; j < n_slots(c, per_draw); j++) {
         int64_t i = row_index(c, per_draw, j), slot;
+        if (i < row0 || i >= row0 + n_rows) continue;
         const struct row *r = row_at(c, per_draw, i, &slot);
         for (int i_stack = 0; i_stack < r->n_adapters; i_stack++) {
             const struct lora_module *m = module_of(r->adapters[i_stack], w);
             if (m && m->rank > 0)
-                c->dev->kernels.lora_add(m->b + col0, w->n, m->rank, u_at(c, slot, i_part, i_stack), n_cols, y + i * ld);
+                c->dev->kernels.lora_add(m->b + col0, w->n, m->rank, u_at(c, slot, i_u, i_stack), n_cols, y + (i - row0) * ld);
         }
     }
 }

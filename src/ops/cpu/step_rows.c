@@ -1,5 +1,5 @@
-/* step_rows.c: the steps that work row by row: embed, norm, glu, draws, sample. Rows (or column chunks of rows) are dealt
- * to threads in contiguous shares.
+/* step_rows.c: the steps that work row by row: embed, norm, draws, and a glu that stands alone. For a decoded token the first
+ * three are shorter than a barrier, so the thread that opens the pass does small batches alone.
  */
 #include <string.h>
 
@@ -7,88 +7,107 @@
 
 /* Columns that one work item of a glu covers: a multiple of every quantisation group. */
 #define GLU_CHUNK 256
+#define ROWS_TILE 4
 
-int cpu_step_embed(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
+static void embed_row(struct compiled *c, const struct plan_step *s, int64_t i)
 {
-    (void)phase;
     const struct cpu_batch *b = &c->batch;
-    int64_t first, end, d = c->plan->d_model;
-    threads_share(b->m, 1, i_thread, n_threads, &first, &end);
-    for (int64_t i = first; i < end; i++) {
-        const struct row *r = &b->rows[b->row_of[i]];
-        int32_t j = (int32_t)(i - b->row_first[b->row_of[i]]);
-        float *out = cpu_row_f32(c, s->out, i);
-        const float *given = NULL;
-        for (int32_t e = 0; e < r->n_embeds; e++)
-            if (j >= r->embeds[e].first && j < r->embeds[e].first + r->embeds[e].n)
-                given = r->embeds[e].data + (int64_t)(j - r->embeds[e].first) * d;
-        if (given) {
-            memcpy(out, given, (size_t)d * sizeof *out);
-            continue;
-        }
-        cpu_weight_row(c->dev, s->u.embed.table, b->id[i], out);
-        if (s->u.embed.scale != 1.0f) c->dev->kernels.scale(out, d, s->u.embed.scale);
+    const struct row *r = &b->rows[b->row_of[i]];
+    int32_t j = (int32_t)(i - b->row_first[b->row_of[i]]);
+    int64_t d = c->plan->d_model;
+    float *out = cpu_row_f32(c, s->out, i);
+    const float *given = NULL;
+    for (int32_t e = 0; e < r->n_embeds; e++)
+        if (j >= r->embeds[e].first && j < r->embeds[e].first + r->embeds[e].n)
+            given = r->embeds[e].data + (int64_t)(j - r->embeds[e].first) * d;
+    if (given) {
+        memcpy(out, given, (size_t)d * sizeof *out);
+        return;
     }
-    return 1;
+    cpu_weight_row(c->dev, s->u.embed.table, b->id[i], out);
+    if (s->u.embed.scale != 1.0f) c->dev->kernels.scale(out, d, s->u.embed.scale);
 }
 
-int cpu_step_norm(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
+static void norm_row(struct compiled *c, const struct plan_step *s, int64_t i, float *y)
 {
-    (void)phase;
     const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t first, end, width = c->plan->bufs[s->in].width;
-    float *y = (float *)c->thread_scratch[i_thread];
-    threads_share(cpu_rows_of(c, s->in), 1, i_thread, n_threads, &first, &end);
+    int64_t width = c->plan->bufs[s->in].width;
+    k->rmsnorm(cpu_row_f32(c, s->in, i), s->u.norm.weight, width, s->u.norm.eps, y);
+    if (s->post_add) k->add(cpu_row_f32(c, s->add_to, i), y, width);
+    if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i), y, (size_t)width * sizeof *y);
+    cpu_write_inputs(c, s->outs, i, y, 0, width);
+}
+
+static void draws_row(struct compiled *c, const struct plan_step *s, int64_t i)
+{
+    const struct cpu_batch *b = &c->batch;
+    memcpy(cpu_row_f32(c, s->out, i), cpu_row_f32(c, s->in, b->draws[b->draw0 + i].i_token),
+           (size_t)c->plan->bufs[s->in].width * sizeof(float));
+}
+
+/* Output of attention to linear inputs, where the tiles could not do it. */
+static void attend_row(struct compiled *c, const struct plan_step *s, int64_t i)
+{
+    cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), 0, (int64_t)s->u.attend.n_head * s->u.attend.head_dim);
+}
+
+static void rows_do(struct compiled *c, const struct plan_step *s, int64_t first, int64_t end, int i_thread)
+{
     for (int64_t i = first; i < end; i++) {
-        k->rmsnorm(cpu_row_f32(c, s->in, i), s->u.norm.weight, width, s->u.norm.eps, y);
-        if (s->post_add) k->add(cpu_row_f32(c, s->add_to, i), y, width);
-        if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i), y, (size_t)width * sizeof *y);
-        cpu_write_inputs(c, s->outs, i, y, 0, width);
+        if (s->op == STEP_EMBED) embed_row(c, s, i);
+        else if (s->op == STEP_DRAWS) draws_row(c, s, i);
+        else if (s->op == STEP_ATTEND) attend_row(c, s, i);
+        else norm_row(c, s, i, (float *)c->thread_scratch[i_thread]);
     }
-    return 1;
 }
 
-int cpu_step_glu(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
+static int64_t rows_count(const struct compiled *c, const struct plan_step *s)
 {
-    (void)phase;
+    return cpu_rows_of(c, s->op == STEP_NORM ? s->in : s->out);
+}
+
+int64_t cpu_rows_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
+{
+    (void)bounds;
+    int64_t n = rows_count(c, p->s), width = c->plan->bufs[p->s->op == STEP_NORM ? p->s->in : p->s->out].width;
+    if (n > 1 && c->n_threads > 1 && n * width > CPU_SERIAL_VALUES) return (n + ROWS_TILE - 1) / ROWS_TILE;
+    rows_do(c, p->s, 0, n, i_thread);
+    return 0;
+}
+
+void cpu_rows_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    int64_t n = rows_count(c, p->s), first = i_tile * ROWS_TILE;
+    rows_do(c, p->s, first, first + ROWS_TILE < n ? first + ROWS_TILE : n, i_thread);
+}
+
+/* --- glu --- */
+
+void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y)
+{
     const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t width = s->u.glu.width, n_chunks = (width + GLU_CHUNK - 1) / GLU_CHUNK, first, end;
-    float *y = (float *)c->thread_scratch[i_thread];
-    threads_share((int64_t)c->batch.m * n_chunks, 1, i_thread, n_threads, &first, &end);
-    for (int64_t item = first; item < end; item++) {
-        int64_t i = item / n_chunks, col0 = item % n_chunks * GLU_CHUNK;
-        int64_t col1 = col0 + GLU_CHUNK < width ? col0 + GLU_CHUNK : width;
-        const float *gate = cpu_row_f32(c, s->in, i) + col0, *up = cpu_row_f32(c, s->u.glu.up, i) + col0;
-        if (s->u.glu.kind == GLU_SILU) k->silu_mul(gate, up, col1 - col0, y + col0);
-        else k->gelu_tanh_mul(gate, up, col1 - col0, y + col0);
-        if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i) + col0, y + col0, (size_t)(col1 - col0) * sizeof *y);
-        cpu_write_inputs(c, s->outs, i, y, col0, col1);
-    }
-    return 1;
+    const float *gate = cpu_row_f32(c, s->in, i) + col0, *up = cpu_row_f32(c, s->u.glu.up, i) + col0;
+    if (s->u.glu.kind == GLU_SILU) k->silu_mul(gate, up, col1 - col0, y + col0);
+    else k->gelu_tanh_mul(gate, up, col1 - col0, y + col0);
+    if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i) + col0, y + col0, (size_t)(col1 - col0) * sizeof *y);
+    cpu_write_inputs(c, s->outs, i, y, col0, col1);
 }
 
-int cpu_step_draws(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
+static int64_t glu_chunks(const struct plan_step *s)
 {
-    (void)phase;
-    const struct cpu_batch *b = &c->batch;
-    int64_t first, end;
-    threads_share(b->n_draw_now, 1, i_thread, n_threads, &first, &end);
-    for (int64_t i = first; i < end; i++)
-        memcpy(cpu_row_f32(c, s->out, i), cpu_row_f32(c, s->in, b->draws[b->draw0 + i].i_token),
-               (size_t)c->plan->bufs[s->in].width * sizeof(float));
-    return 1;
+    return (s->u.glu.width + GLU_CHUNK - 1) / GLU_CHUNK;
 }
 
-int cpu_step_sample(struct compiled *c, const struct plan_step *s, int phase, int i_thread, int n_threads)
+int64_t cpu_glu_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
 {
-    (void)phase;
-    const struct cpu_batch *b = &c->batch;
-    int64_t n = c->plan->n_vocab;
-    for (int32_t i = i_thread; i < b->n_draw_now; i += n_threads) {
-        const struct cpu_draw_pos *d = &b->draws[b->draw0 + i];
-        float *logits = cpu_row_f32(c, s->in, i);
-        if (d->logits_out) memcpy(d->logits_out, logits, (size_t)n * sizeof *logits);
-        cpu_sample(&c->dev->kernels, logits, n, d->pos, c->thread_scratch[i_thread], d->out);
-    }
-    return 1;
+    (void)i_thread;
+    (void)bounds;
+    return (int64_t)c->batch.m * glu_chunks(p->s);
+}
+
+void cpu_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    int64_t n_chunks = glu_chunks(p->s), col0 = i_tile % n_chunks * GLU_CHUNK;
+    int64_t col1 = col0 + GLU_CHUNK < p->s->u.glu.width ? col0 + GLU_CHUNK : p->s->u.glu.width;
+    cpu_glu_columns(c, p->s, i_tile / n_chunks, col0, col1, (float *)c->thread_scratch[i_thread]);
 }
