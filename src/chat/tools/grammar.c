@@ -138,7 +138,7 @@ static void choices(struct writer *w, const json_t *list, const char *quote)
 /* Text between tags, with the closing one. */
 static void tag_value(struct writer *w, const struct tool *t, const json_t *schema, const char *end, const char *token)
 {
-    unsigned types = schema_types(schema, t->parameters);
+    unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
     if (types & TYPE_STRING && !list) {
         text_until(w, end, token);
@@ -153,7 +153,7 @@ static void tag_value(struct writer *w, const struct tool *t, const json_t *sche
 
 static void gemma_value(struct writer *w, const struct tool *t, const json_t *schema)
 {
-    unsigned types = schema_types(schema, t->parameters);
+    unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
     w->used_gemma = true;
     if (list) {
@@ -172,7 +172,7 @@ static void gemma_value(struct writer *w, const struct tool *t, const json_t *sc
 
 static void python_value(struct writer *w, const struct tool *t, const json_t *schema)
 {
-    unsigned types = schema_types(schema, t->parameters);
+    unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
     w->used_python = true;
     if (list) choices(w, list, "\"");

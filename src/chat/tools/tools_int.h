@@ -92,7 +92,7 @@ json_t *json_part(struct str s);
 enum { TYPE_STRING = 1, TYPE_INTEGER = 2, TYPE_NUMBER = 4, TYPE_BOOLEAN = 8, TYPE_NULL = 16, TYPE_OBJECT = 32, TYPE_ARRAY = 64,
        TYPE_ANY = 127 };
 /* Types that a schema (of the document root, for $ref) allows. */
-unsigned schema_types(const json_t *schema, const json_t *root);
+unsigned argument_types(const json_t *schema, const json_t *root);
 /* Schema of argument `key` of a tool: NULL when nothing is said about it. */
 const json_t *argument_schema(const struct tool *t, const char *key);
 /* Raw text of an argument as a new value. */

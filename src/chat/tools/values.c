@@ -137,7 +137,7 @@ static unsigned types_at(const json_t *schema, const json_t *root, int depth)
     return t ? t : TYPE_ANY; /* a schema that allows nothing says nothing */
 }
 
-unsigned schema_types(const json_t *schema, const json_t *root)
+unsigned argument_types(const json_t *schema, const json_t *root)
 {
     return types_at(schema, root, 0);
 }
@@ -219,13 +219,13 @@ static json_t *read_as(struct str text, unsigned types)
 bool value_is_string(const struct tool *t, const char *key)
 {
     const json_t *schema = argument_schema(t, key);
-    return !schema || schema_types(schema, t->parameters) == TYPE_STRING;
+    return !schema || argument_types(schema, t->parameters) == TYPE_STRING;
 }
 
 json_t *value_from_text(const struct tool *t, const char *key, struct str text)
 {
     const json_t *schema = argument_schema(t, key), *root = t ? t->parameters : NULL;
-    json_t *v = schema ? read_as(text, schema_types(schema, root) & ~(unsigned)TYPE_STRING) : NULL;
+    json_t *v = schema ? read_as(text, argument_types(schema, root) & ~(unsigned)TYPE_STRING) : NULL;
     return v ? v : string_value(schema, root, text);
 }
 
@@ -244,7 +244,7 @@ json_t *value_fit(const struct tool *t, const char *key, json_t *v)
 {
     const json_t *schema = argument_schema(t, key), *root = t ? t->parameters : NULL;
     if (!schema) return json_incref(v);
-    unsigned types = schema_types(schema, root), is = type_of_value(v);
+    unsigned types = argument_types(schema, root), is = type_of_value(v);
     json_t *fit = NULL;
     if (json_is_text(v)) {
         struct str s = { json_string_value(v), json_string_length(v) };
