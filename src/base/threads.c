@@ -5,7 +5,7 @@
  * comes late takes a tile of the region that is open, or nothing. `left` counts tiles that are not done; a thread
  * reports all it did at once, when it finds no more. As long as somebody holds tiles he has not reported, the region
  * cannot end: tile functions run on stable data. The thread whose report makes `left` 0 calls work->open, writes all
- * slots and goes on.
+ * slots, itself holding one more, and goes on.
  *
  * Waiting: a thread spins on its own word until the sequence changes, for spin_ns; then it registers in `n_asleep` and
  * sleeps on `opened`. The opener changes words and `opened` first and looks at `n_asleep` after, in sequentially
@@ -47,7 +47,7 @@ struct pool {
     unsigned seq;         /* of the open region; the opener's */
     uint64_t n_barriers;  /* the opener's */
     uint64_t wait_ns;     /* thread 0's */
-    atomic_bool over, stop;
+    atomic_bool stop;
     int n_threads;
     int n_started;        /* worker threads that exist */
     int64_t spin_ns;
@@ -80,6 +80,8 @@ static inline void cpu_relax(void)
 
 /* --- words: 16 bits of sequence, 24 of end, 24 of next. `next` passes `end` by at most one a thread. --- */
 
+#define RUN_OVER 0x800000 /* end and next of thread 0's word when a run is over: above any tile */
+
 static inline unsigned long long word_make(unsigned seq, int64_t first, int64_t end)
 {
     return (unsigned long long)(seq & 0xffff) << 48 | (unsigned long long)end << 24 | (unsigned long long)first;
@@ -110,46 +112,54 @@ static void wake_sleepers(struct pool *p)
     if (atomic_load(&p->n_asleep) > 0) syscall(SYS_futex, &p->opened, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* The run is over: thread 0 alone waits for that. */
+/* The run is over: thread 0 alone waits for that, and may begin the next run as soon as it sees its word. */
 static void run_end(struct pool *p, int i_thread)
 {
-    atomic_store_explicit(&p->over, true, memory_order_release);
-    if (i_thread == 0) return;
-    atomic_store_explicit(&p->slots[0].word, word_make(p->seq, 0, 0), memory_order_release);
-    wake_sleepers(p);
+    atomic_store_explicit(&p->slots[0].word, word_make(p->seq, RUN_OVER, RUN_OVER), memory_order_release);
+    if (i_thread != 0) wake_sleepers(p);
 }
 
-static void region_open(struct pool *p, int i_thread)
+static bool run_is_over(struct pool *p)
+{
+    return word_end(atomic_load_explicit(&p->slots[0].word, memory_order_acquire)) == RUN_OVER;
+}
+
+/* Returns what the opener holds: 1, so that the region cannot end while its slots are being written; 0 when the run is
+ * over. */
+static int64_t region_open(struct pool *p, int i_thread)
 {
     const int32_t *bounds = NULL;
     int64_t n = p->work->open(p->ctx, i_thread, &bounds), first, end;
     p->seq++;
     if (n == 0) {
         run_end(p, i_thread);
-        return;
+        return 0;
     }
     p->n_barriers++;
-    atomic_store_explicit(&p->left, n, memory_order_relaxed);
+    atomic_store_explicit(&p->left, n + 1, memory_order_relaxed);
     for (int i = 0; i < p->n_threads; i++) {
         if (bounds) first = bounds[i], end = bounds[i + 1];
         else threads_share(n, 1, i, p->n_threads, &first, &end);
         atomic_store_explicit(&p->slots[i].word, word_make(p->seq, first, end), memory_order_release);
     }
     wake_sleepers(p);
+    return 1;
 }
 
-/* Work until no tile is left to take. Returns the sequence that this thread's slot had when the last search began. */
-static unsigned regions_work(struct pool *p, int i_thread)
+/* Work until no tile is left to take. n_done: what this thread holds already. Returns the sequence that its slot had when
+ * the last search began. */
+static unsigned regions_work(struct pool *p, int i_thread, int64_t n_done)
 {
     for (;;) {
         unsigned seen = slot_seq(&p->slots[i_thread]);
-        int64_t n_done = 0, i_tile;
+        int64_t i_tile;
         for (int k = 0; k < p->n_threads; k++) {
             struct slot *s = &p->slots[i_thread + k < p->n_threads ? i_thread + k : i_thread + k - p->n_threads];
             for (; slot_take(s, &i_tile); n_done++) p->work->tile(p->ctx, i_tile, i_thread);
         }
         if (n_done == 0) return seen;
-        if (atomic_fetch_sub_explicit(&p->left, n_done, memory_order_acq_rel) == n_done) region_open(p, i_thread);
+        bool last = atomic_fetch_sub_explicit(&p->left, n_done, memory_order_acq_rel) == n_done;
+        n_done = last ? region_open(p, i_thread) : 0;
     }
 }
 
@@ -188,11 +198,9 @@ void pool_run_regions(struct pool *p, const struct pool_work *work, void *ctx)
     }
     p->work = work;
     p->ctx = ctx;
-    atomic_store_explicit(&p->over, false, memory_order_relaxed);
-    region_open(p, 0);
-    for (;;) {
-        unsigned seen = regions_work(p, 0);
-        if (atomic_load_explicit(&p->over, memory_order_acquire)) return;
+    for (int64_t held = region_open(p, 0);; held = 0) {
+        unsigned seen = regions_work(p, 0, held);
+        if (run_is_over(p)) return;
         int64_t begin = now_ns();
         slot_wait(p, 0, seen);
         p->wait_ns += (uint64_t)(now_ns() - begin);
@@ -244,7 +252,7 @@ static void *worker_main(void *arg)
     threads_set_fp_default();
     cores_bind(&p->cores, cores_node_of_thread(&p->cores, w->i_thread, p->n_threads));
     for (;;) {
-        unsigned seen = regions_work(p, w->i_thread);
+        unsigned seen = regions_work(p, w->i_thread, 0);
         if (atomic_load_explicit(&p->stop, memory_order_acquire)) return NULL; /* set before the word changed */
         slot_wait(p, w->i_thread, seen);
     }
