@@ -3,16 +3,14 @@
  * A word becomes symbols (ids of its characters), then the pair of lowest rank, leftmost first, is merged until none
  * is left. Short words scan for the best pair; long ones (a run of 200,000 letters is one word) keep the pairs in a
  * heap over a linked list, n log n. Most words never come here: words.c knows them.
- * SentencePiece-like vocabularies have no pre-tokeniser; when no merge spans "x\u2581" the text is cut before
- * each U+2581, which cannot change the result and keeps words short.
+ * SentencePiece-like vocabularies have no pre-tokeniser: their texts are cut between characters that no merge joins, which
+ * cannot change the result and keeps words short.
  */
 #include <string.h>
 
-#include "tokenizer/tokenizer_int.h"
+#include "tokenizer/words.h"
 
 #define SHORT_WORD 32       /* symbols */
-
-static const char meta[] = "\xE2\x96\x81";
 
 /* --- scratch and output --- */
 
@@ -32,9 +30,8 @@ void bpe_scratch_free(struct bpe_scratch *s)
     memset(s, 0, sizeof *s);
 }
 
-bool token_out_room(struct token_out *o, size_t n)
+bool token_out_grow(struct token_out *o, size_t n)
 {
-    if (o->n + n <= o->cap) return true;
     size_t cap = o->cap ? o->cap : 64;
     while (cap < o->n + n) cap *= 2;
     int32_t *ids = mb_realloc(o->ids, cap * sizeof *ids);
@@ -48,18 +45,6 @@ bool token_out_room(struct token_out *o, size_t n)
         if (!ends || !rel) return false;
     }
     o->cap = cap;
-    return true;
-}
-
-bool token_out_push(struct token_out *o, int32_t id, uint32_t rel, size_t end)
-{
-    if (!token_out_room(o, 1)) return false;
-    o->ids[o->n] = id;
-    if (o->want_ends) {
-        o->rel[o->n] = rel;
-        o->ends[o->n] = end;
-    }
-    o->n++;
     return true;
 }
 
@@ -299,46 +284,52 @@ static mb_status word_encode(struct word *w, const struct mtext *x, size_t off, 
     return MB_OK;
 }
 
-/* Tokens of a word: from the two tables of words.c when they know it. */
-static mb_status word_tokens(struct word *w, const struct mtext *x, size_t off, struct token_out *out, mb_error *err)
+/* A word that is not one known token: from the cache, or by merging. key NULL: too long for the cache. */
+static mb_status __attribute__((noinline)) word_tokens(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s,
+                                                       const struct mtext *x, struct piece p, const struct word_key *key,
+                                                       struct token_out *out, mb_error *err)
 {
-    if (w->len > WORD_BYTES) return word_encode(w, x, off, out, err);
-    struct word_key key;
-    word_key_set(&key, w->text, w->len, x->n - off);
-    int32_t id = word_table_find(&w->b->words, &key);
-    if (id >= 0)
-        return token_out_push(out, id, (uint32_t)w->len, mtext_end(x, off + w->len - 1)) ? MB_OK : no_memory(err);
-    if (word_cache_recall(&w->s->cache, &key, x, off, out)) return MB_OK;
+    struct word w = { .b = b, .v = v, .s = s, .text = x->s + p.off, .len = p.len };
+    if (!key) return word_encode(&w, x, p.off, out, err);
+    if (word_cache_recall(&s->cache, key, x, p.off, out)) return MB_OK;
     size_t n = out->n;
-    MB_TRY(word_encode(w, x, off, out, err));
-    word_cache_keep(&w->s->cache, &key, out, out->n - n);
+    MB_TRY(word_encode(&w, x, p.off, out, err));
+    word_cache_keep(&s->cache, key, out, out->n - n);
     return MB_OK;
 }
 
-/* End of the word that begins at `at` when U+2581 opens words. */
-static size_t meta_cut(const char *s, size_t n, size_t at)
+/* End of the word that begins at `at`: between two characters that no merge joins. */
+static size_t word_cut(const struct bpe *b, const char *s, size_t n, size_t at)
 {
-    size_t i = at;
-    while (i + 3 <= n && memcmp(s + i, meta, 3) == 0) i += 3; /* a run of them stays with what follows */
-    for (;;) {
-        const char *p = i < n ? memchr(s + i, meta[0], n - i) : NULL;
-        if (!p) return n;
-        i = (size_t)(p - s);
-        if (n - i >= 3 && memcmp(p, meta, 3) == 0) return i;
-        i++;
+    size_t n_bytes;
+    int x = join_class(s, n, at, &n_bytes);
+    for (size_t i = at + n_bytes; i < n; i += n_bytes) {
+        int y = join_class(s, n, i, &n_bytes);
+        if (!(b->joined[x][y / 64] >> (y % 64) & 1)) return i;
+        x = y;
     }
+    return n;
 }
 
 mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const struct mtext *x,
                      struct piece p, size_t max_tokens, struct token_out *out, mb_error *err)
 {
-    struct word w = { .b = b, .v = v, .s = s };
-    const char *text = x->s + p.off;
     for (size_t first = 0, end; first < p.len; first = end) {
-        end = b->cut_meta ? meta_cut(text, p.len, first) : p.len;
-        w.text = text + first;
-        w.len = end - first;
-        MB_TRY(word_tokens(&w, x, p.off + first, out, err));
+        struct word_key key;
+        end = b->cuts ? word_cut(b, x->s + p.off, p.len, first) : p.len;
+        size_t off = p.off + first, len = end - first;
+        bool is_short = len <= WORD_BYTES;
+        int32_t id = -1;
+        if (is_short) {
+            word_key_set(&key, x->s + off, len, x->n - off);
+            id = word_table_find(&b->words, &key);
+        }
+        if (id < 0) {
+            struct piece word = { (uint32_t)off, (uint32_t)len };
+            MB_TRY(word_tokens(b, v, s, x, word, is_short ? &key : NULL, out, err));
+        } else if (!token_out_push(out, id, (uint32_t)len, mtext_end(x, off + len - 1))) {
+            return no_memory(err);
+        }
         if (max_tokens && out->n > max_tokens) break; /* the caller refuses the text */
     }
     return MB_OK;

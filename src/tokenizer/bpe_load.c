@@ -52,12 +52,36 @@ struct merge_loader {
     size_t n;
 };
 
-/* Does s hold a U+2581 behind another character? */
-static bool spans_meta(const char *s, size_t n)
+/* "<0xNN>": stands for a byte, not for its text. */
+static bool is_byte_piece(const char *s, size_t n)
 {
-    for (size_t i = 1; i + 3 <= n; i++)
-        if (memcmp(s + i, meta, 3) == 0 && !(i >= 3 && memcmp(s + i - 3, meta, 3) == 0)) return true;
-    return false;
+    return n == 6 && memcmp(s, "<0x", 3) == 0 && s[5] == '>';
+}
+
+/* What merges join tells where a text may be cut before it is encoded: no token lies across two characters that no merge
+ * brings together. */
+static void note_join(struct bpe *b, const char *left, size_t n_left, const char *right, size_t n_right)
+{
+    size_t last = n_left, n;
+    if (!n_left || !n_right) return;
+    if (is_byte_piece(left, n_left) || is_byte_piece(right, n_right)) b->cuts = false;
+    do last--;
+    while (last > 0 && ((uint8_t)left[last] & 0xC0) == 0x80);
+    int x = join_class(left, n_left, last, &n), y = join_class(right, n_right, 0, &n);
+    b->joined[x][y / 64] |= (uint64_t)1 << (y % 64);
+}
+
+/* Characters that are no tokens (they become byte tokens, or fuse to an unknown one) stay with their neighbours. */
+static void finish_joins(struct bpe *b, const struct vocab *v)
+{
+    b->joined[JOIN_OTHER][JOIN_OTHER / 64] |= (uint64_t)1 << (JOIN_OTHER % 64);
+    for (int c = 0; c <= JOIN_META; c++) {
+        if (c < JOIN_META ? b->unit_id[c] >= 0 : vocab_find(v, meta, 3) >= 0) continue;
+        for (int k = 0; k < JOIN_CLASSES; k++) {
+            b->joined[c][k / 64] |= (uint64_t)1 << (k % 64);
+            b->joined[k][c / 64] |= (uint64_t)1 << (c % 64);
+        }
+    }
 }
 
 static mb_status take_merge(struct merge_loader *l, const struct queued_merge *q, mb_error *err)
@@ -69,7 +93,7 @@ static mb_status take_merge(struct merge_loader *l, const struct queued_merge *q
     if (m.left < 0 || m.right < 0 || m.id < 0)
         return mb_fail(err, MB_BAD_FORMAT, "tokenizer.json: model.merges[%u]: its %s is not in model.vocab", q->rank,
                        m.left < 0 ? "left piece" : m.right < 0 ? "right piece" : "result");
-    if (l->b->cut_meta && spans_meta(all, q->len[2])) l->b->cut_meta = false;
+    if (l->b->cuts) note_join(l->b, s, q->len[0], s + q->len[0], q->len[1]);
     if (!merge_put(l->b, m)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
     return MB_OK;
 }
@@ -115,6 +139,7 @@ mb_status bpe_load_merges(struct bpe *b, const struct vocab *v, struct str merge
     for (size_t i = 0; i < N_QUEUE; i++) buf_init(&l.queue[i].text, TOKENIZER_MAX_FILE);
     mb_status st = scan_merges(merges, load_merge, &l, err);
     if (st == MB_OK) st = take_queue(&l, err);
+    finish_joins(b, v);
     for (size_t i = 0; i < N_QUEUE; i++) buf_free(&l.queue[i].text);
     return st;
 }
@@ -150,7 +175,7 @@ mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, cons
     MB_TRY(step_bool(model, section, "ignore_merges", false, &b->ignore_merges, err));
     b->unk_id = unk.ptr ? vocab_find(v, unk.ptr, unk.len) : -1;
     b->has_unk = b->unk_id >= 0;
-    b->cut_meta = !raw && !b->ignore_merges && !b->prefix.len && !b->suffix.len && vocab_find(v, meta, 3) >= 0;
+    b->cuts = !raw && !b->ignore_merges && !b->prefix.len && !b->suffix.len;
     load_units(b, v);
     return MB_OK;
 }

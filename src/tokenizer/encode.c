@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
-#include "tokenizer/tokenizer_int.h"
+#include "tokenizer/words.h"
 
 struct encoder {
     const struct tokenizer *t;
@@ -41,7 +41,9 @@ static mb_status encode_plain(struct encoder *e, const struct mtext *x, mb_error
     struct piece p;
     if (pretok_stream_init(&stream, &e->t->pretok, x)) {
         while (pretok_stream_next(&stream, &p)) {
-            MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, x, p, e->opts->max_tokens, &e->out, err));
+            int32_t id = e->t->bpe.cuts ? -1 : word_known(&e->t->bpe.words, x, p); /* the short way for most */
+            if (id < 0 || !token_out_push(&e->out, id, p.len, mtext_end(x, p.off + p.len - 1)))
+                MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, x, p, e->opts->max_tokens, &e->out, err));
             if (is_over(e)) return too_many(e, err);
         }
         return MB_OK;

@@ -11,7 +11,7 @@
 
 #include "tokenizer/tokenizer_int.h"
 
-#define IMAGE_VERSION 1 /* a change of any table, or of what the tables are made from, is a new one */
+#define IMAGE_VERSION 3 /* a change of any table, or of what the tables are made from, is a new one */
 #define IMAGE_ALIGN 64
 static const char image_magic[8] = "mlxbtok";
 
@@ -32,11 +32,12 @@ struct image_text {                             /* of SEC_TEXT */
 };
 struct image_scalars {
     int32_t n_vocab, bos_id, eos_id;
-    uint32_t cut_meta;
+    uint32_t cuts;
     uint32_t n_added;
     struct image_text bos, eos;                 /* each with a NUL behind it */
     struct { int32_t n_ids; uint32_t max_len; } vocab[2];
     struct { uint32_t n_nodes; uint8_t first[256]; } trie[2];
+    uint64_t joined[JOIN_CLASSES][3];
 };
 struct image_added {
     struct image_text text, pattern;
@@ -84,10 +85,11 @@ static void put_trie(struct image_writer *w, enum section keys, const struct tri
 
 static void put_scalars(struct image_writer *w, const struct tokenizer *t)
 {
-    struct image_scalars s = { .n_vocab = t->n_vocab, .bos_id = t->bos_id, .eos_id = t->eos_id, .cut_meta = t->bpe.cut_meta,
+    struct image_scalars s = { .n_vocab = t->n_vocab, .bos_id = t->bos_id, .eos_id = t->eos_id, .cuts = t->bpe.cuts,
                                .n_added = (uint32_t)t->added.n };
     const struct vocab *vocabs[2] = { &t->vocab, &t->added_vocab };
     const struct trie *tries[2] = { &t->added.raw, &t->added.normalized };
+    memcpy(s.joined, t->bpe.joined, sizeof s.joined);
     s.bos = put_text(w, t->bos_text, strlen(t->bos_text));
     s.eos = put_text(w, t->eos_text, strlen(t->eos_text));
     for (int i = 0; i < 2; i++) {
@@ -254,7 +256,8 @@ static mb_status take_sections(struct image_reader *r, struct tokenizer *t, mb_e
     const char *text = take(r, SEC_JSON, 1, &n);
     mb_status st = json_read(&root, text, n, JSON_READ_DEFAULT, err);
     if (st == MB_OK) st = load_sections(t, root, err);
-    t->bpe.cut_meta = s->cut_meta != 0;
+    t->bpe.cuts = s->cuts != 0;
+    memcpy(t->bpe.joined, s->joined, sizeof s->joined);
     json_decref(root);
     return st;
 }

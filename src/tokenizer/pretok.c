@@ -416,11 +416,16 @@ bool pretok_stream_init(struct pretok_stream *w, const struct pretok_list *l, co
 static size_t region_end(const struct pretok_stream *w)
 {
     if (!w->digits) return w->n;
+    const uint64_t *ascii = w->digits->ascii_class;
     size_t i = w->at;
     bool inside = class_holds(w->digits, w->s, w->n, &i);
     if (inside && w->digits->behavior == SPLIT_ISOLATED) return i;
-    for (size_t next = i; i < w->n; i = next)
-        if (class_holds(w->digits, w->s, w->n, &next) != inside) break;
+    for (size_t next = i; i < w->n; i = next) {
+        if (!inside)
+            while (i < w->n && (uint8_t)w->s[i] < 0x80 && !(ascii[(uint8_t)w->s[i] / 64] >> ((uint8_t)w->s[i] % 64) & 1)) i++;
+        next = i;
+        if (i == w->n || class_holds(w->digits, w->s, w->n, &next) != inside) break;
+    }
     return i;
 }
 

@@ -232,8 +232,10 @@ size_t scanner_next(const struct scanner *r, const char *s, size_t len, size_t a
 {
     struct text x = { s, len };
     size_t behind = at, end;
+    if (!r->cased && len - at > 1 && s[at] == ' ' && (ascii_class[(uint8_t)s[at + 1]] & LETTERS))
+        return run_end(&x, at + 2, r->word); /* the commonest case of all */
     unsigned first = class_next(&x, &behind);
-    if ((first & LETTERS) && !r->cased) return run_end(&x, behind, r->word); /* the common case */
+    if ((first & LETTERS) && !r->cased) return run_end(&x, behind, r->word);
     if (r->contract == CONTRACT_EXACT || r->contract == CONTRACT_ANY_CASE) {
         end = contraction_end(&x, at, r->contract == CONTRACT_ANY_CASE);
         if (end > at) return end;

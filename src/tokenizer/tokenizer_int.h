@@ -304,9 +304,7 @@ struct word_cache {         /* direct-mapped; n a power of two, 0: none */
     struct word_slot *at;
     uint32_t n;
 };
-/* Key of the word text[0, len), len from 1 to WORD_BYTES, in a text that goes on for `room` bytes from there. */
-void word_key_set(struct word_key *k, const char *text, size_t len, size_t room);
-int32_t word_table_find(const struct word_table *t, const struct word_key *k); /* -1 */
+/* word_key_set and word_table_find: words.h. */
 mb_status word_table_init(struct word_table *t, size_t n_words, mb_error *err);
 void word_table_put(struct word_table *t, const struct word_key *k, int32_t id); /* at most n_words of them */
 void word_table_free(struct word_table *t);
@@ -324,6 +322,8 @@ struct merge_slot {
     uint32_t rank;
     int32_t id;
 };
+/* Classes of characters for cutting: ASCII its own, U+2581, all others. */
+enum { JOIN_META = 128, JOIN_OTHER, JOIN_CLASSES };
 struct bpe {
     struct merge_slot *slots;
     uint32_t n_slots, n_used;
@@ -332,7 +332,8 @@ struct bpe {
     int32_t unk_id;
     bool has_unk, fuse_unk, byte_fallback, ignore_merges;
     bool raw;              /* pieces are plain bytes; the byte-level alphabet is applied to the tables instead */
-    bool cut_meta;         /* no merge spans "x\u2581": a piece may be cut before each U+2581 */
+    bool cuts;             /* a piece may be cut between characters that no merge joins: */
+    uint64_t joined[JOIN_CLASSES][3]; /* a bit for class y behind class x (join_class) */
     struct str prefix, suffix;
     struct word_table words; /* pieces of the vocabulary that are one token */
 };
@@ -366,6 +367,17 @@ mb_status bpe_load_merges(struct bpe *b, const struct vocab *v, struct str merge
 void bpe_free(struct bpe *b);
 /* Find out which pieces are one token (b->words). */
 mb_status bpe_find_words(struct bpe *b, const struct vocab *v, mb_error *err);
+/* Class of the character at s[i], its length in *n_bytes. */
+static inline int join_class(const char *s, size_t n, size_t i, size_t *n_bytes)
+{
+    uint8_t c = (uint8_t)s[i];
+    *n_bytes = 1;
+    if (c < 0x80) return c;
+    size_t k = i + 1;
+    while (k < n && ((uint8_t)s[k] & 0xC0) == 0x80) k++;
+    *n_bytes = k - i;
+    return c == 0xE2 && *n_bytes == 3 && (uint8_t)s[i + 1] == 0x96 && (uint8_t)s[i + 2] == 0x81 ? JOIN_META : JOIN_OTHER;
+}
 static inline uint32_t pair_hash(int32_t left, int32_t right)
 {
     uint64_t k = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
@@ -386,8 +398,22 @@ void bpe_scratch_free(struct bpe_scratch *s);
  * stop. */
 mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const struct mtext *x,
                      struct piece p, size_t max_tokens, struct token_out *out, mb_error *err);
-bool token_out_room(struct token_out *o, size_t n);
-bool token_out_push(struct token_out *o, int32_t id, uint32_t rel, size_t end);
+bool token_out_grow(struct token_out *o, size_t n);
+static inline bool token_out_room(struct token_out *o, size_t n)
+{
+    return o->n + n <= o->cap || token_out_grow(o, n);
+}
+static inline bool token_out_push(struct token_out *o, int32_t id, uint32_t rel, size_t end)
+{
+    if (!token_out_room(o, 1)) return false;
+    o->ids[o->n] = id;
+    if (o->want_ends) {
+        o->rel[o->n] = rel;
+        o->ends[o->n] = end;
+    }
+    o->n++;
+    return true;
+}
 void bpe_scratch_init(struct bpe_scratch *s, size_t n_text);
 
 /* --- post.c --- */

@@ -7,25 +7,7 @@
  */
 #include <string.h>
 
-#include "tokenizer/tokenizer_int.h"
-
-void word_key_set(struct word_key *k, const char *text, size_t len, size_t room)
-{
-    static const uint64_t low_bytes[9] = { 0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF, 0xFFFFFFFFFF, 0xFFFFFFFFFFFF,
-                                           0xFFFFFFFFFFFFFF, UINT64_MAX };
-    uint64_t w[4] = { 0, 0, 0, 0 };
-    if (room >= sizeof w) { /* read on behind the word, then drop what is not of it */
-        memcpy(w, text, sizeof w);
-        for (size_t i = 0; i < 4; i++) w[i] &= low_bytes[len <= 8 * i ? 0 : len - 8 * i > 8 ? 8 : len - 8 * i];
-    } else {
-        memcpy(w, text, len);
-    }
-    memcpy(k->w, w, sizeof k->w);
-    k->tail = (uint32_t)w[3] | (uint32_t)len << 24;
-    uint64_t h = (k->w[0] ^ (k->w[1] << 21 | k->w[1] >> 43)) * 0x9E3779B97F4A7C15u;
-    h = (h ^ h >> 32 ^ k->w[2] ^ (uint64_t)k->tail << 13) * 0xC4CEB9FE1A85EC53u;
-    k->hash = (uint32_t)(h >> 32);
-}
+#include "tokenizer/words.h"
 
 /* --- one-token words --- */
 
@@ -45,26 +27,11 @@ void word_table_free(struct word_table *t)
     *t = (struct word_table){ 0 };
 }
 
-static inline uint32_t first_entry(const struct word_table *t, const struct word_key *k)
-{
-    return (uint32_t)((uint64_t)k->hash * t->n >> 32);
-}
-
 void word_table_put(struct word_table *t, const struct word_key *k, int32_t id)
 {
-    uint32_t i = first_entry(t, k);
+    uint32_t i = word_first_entry(t, k);
     while (t->at[i].tail) i = i + 1 < t->n ? i + 1 : 0;
     t->at[i] = (struct word_entry){ { k->w[0], k->w[1], k->w[2] }, k->tail, id };
-}
-
-int32_t word_table_find(const struct word_table *t, const struct word_key *k)
-{
-    if (!t->n) return -1;
-    for (uint32_t i = first_entry(t, k);; i = i + 1 < t->n ? i + 1 : 0) {
-        const struct word_entry *e = &t->at[i];
-        if (e->tail == k->tail && e->w[0] == k->w[0] && e->w[1] == k->w[1] && e->w[2] == k->w[2]) return e->id;
-        if (!e->tail) return -1;
-    }
 }
 
 /* --- words of several tokens --- */
@@ -72,7 +39,7 @@ int32_t word_table_find(const struct word_table *t, const struct word_key *k)
 void word_cache_init(struct word_cache *c, size_t n_text)
 {
     uint32_t n = 64;
-    while (n < n_text / 16 && n < 8192) n *= 2;
+    while (n < n_text / 16 && n < 32768) n *= 2;
     c->at = mb_calloc(n, sizeof *c->at); /* without it there is just no cache */
     c->n = c->at ? n : 0;
 }

@@ -1,5 +1,5 @@
 /* test_tokenizer_scan.c: the hand-written scanners (scanner.c) cut every text as their regular expressions do, the streaming
- * pre-tokeniser as the one with lists, and they stay linear on texts made to hurt (B-001). */
+ * pre-tokeniser as the one with lists (the goldens), and they stay linear on texts made to hurt (B-001). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -159,9 +159,62 @@ static void test_b001_scanners_are_linear(void **state)
     free(text);
 }
 
+/* --- the tables of known words and the cuts between characters that no merge joins change no result --- */
+
+static void encode_random(const struct tokenizer *t, struct arena *a, uint32_t seed, struct token_list *out)
+{
+    char text[600];
+    size_t len = 0;
+    mb_error err;
+    struct encode_opts o = { .want_ends = true };
+    rng = seed;
+    while (len < 400) { /* pieces of the vocabulary, and what stands between them in texts */
+        static const char *const between[] = { " ", "", "", "\n", ", ", "\xE2\x96\x81", "\xC3\xA9", "\x01", "_", "9", "<0x41>", "\xF0\x9F\x99\x82" };
+        const char *gap = between[roll(sizeof between / sizeof between[0])];
+        size_t n = 0;
+        const char *piece = tokenizer_piece(t, (int32_t)roll((uint32_t)tokenizer_n_vocab(t)), &n);
+        if (piece && n < 40) memcpy(text + len, piece, n), len += n;
+        memcpy(text + len, gap, strlen(gap));
+        len += strlen(gap);
+    }
+    assert_int_equal(tokenizer_encode(t, a, text, len, &o, out, &err), MB_OK);
+}
+
+static void test_tables_and_cuts_change_nothing(void **state)
+{
+    static const char *const families[] = { "gemma3", "mistral", "phi3", "spm_always", "spm_never", "smollm2", "llama3", "qwen2", "bert_suffix", "split_kinds" };
+    (void)state;
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        char dir[96];
+        struct tokenizer *t;
+        mb_error err;
+        snprintf(dir, sizeof dir, "tests/golden/tokenizer/%s", families[f]);
+        if (tokenizer_open(&t, dir, &err) != MB_OK) fail_msg("%s", err.text);
+        struct word_table words = t->bpe.words;
+        bool cuts = t->bpe.cuts;
+        for (uint32_t i = 0; i < N_TEXTS / 10; i++) {
+            struct arena a;
+            struct token_list fast, plain;
+            arena_init(&a, 0);
+            encode_random(t, &a, SEED + i, &fast);
+            t->bpe.words.n = 0;
+            t->bpe.cuts = false;
+            encode_random(t, &a, SEED + i, &plain);
+            t->bpe.words = words;
+            t->bpe.cuts = cuts;
+            if (fast.n != plain.n || memcmp(fast.ids, plain.ids, fast.n * sizeof *fast.ids) != 0 ||
+                memcmp(fast.ends, plain.ends, fast.n * sizeof *fast.ends) != 0)
+                fail_msg("%s, text %u: the tables change the tokens", families[f], (unsigned)i);
+            arena_free(&a);
+        }
+        tokenizer_close(t);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tables_and_cuts_change_nothing),
         cmocka_unit_test(test_scanners_equal_their_expressions),
         cmocka_unit_test(test_scanners_know_the_classes_of_all_characters),
         cmocka_unit_test(test_b001_scanners_are_linear),
