@@ -1,8 +1,10 @@
-/* api_int.h: field helpers that the OpenAI dialects share. null is absent everywhere (Q7). */
+/* api_int.h: what the dialects share: fields, ids, error forms. null is absent everywhere (Q7). */
 #ifndef API_API_INT_H
 #define API_API_INT_H
 
 #include "api/api.h"
+
+extern const struct api_renderer openai_renderer;
 
 /* The value of a field, NULL when absent or null. */
 json_t *field_get(const json_t *obj, const char *name);
@@ -10,9 +12,27 @@ mb_status field_type_error(const char *name, const char *type, mb_error *err); /
 mb_status field_bool(const json_t *obj, const char *name, bool *out, mb_error *err);
 /* An integer in [min, max]; *out is left alone when absent. Texts of Q6. */
 mb_status field_int(const json_t *obj, const char *name, int64_t min, int64_t max, int64_t *out, mb_error *err);
-/* Fields that both dialects take. */
-mb_status common_compile(struct api_request *r, const json_t *body, mb_error *err);
 /* Write v into b, compact; *text points into b. */
 mb_status field_text(struct buf *b, const json_t *v, const char **text, mb_error *err);
+
+/* All the fields that chat and completions share. */
+mb_status common_compile(struct api_request *r, const json_t *body, mb_error *err);
+/* Parts of it that other dialects take: sampling, hlg and adapter (API-011); then one by one. */
+mb_status common_quality(struct api_request *r, const json_t *body, mb_error *err);
+mb_status common_token_limit(struct api_request *r, const json_t *body, const char *name, int64_t min, mb_error *err);
+mb_status common_stops(struct api_request *r, const json_t *body, const char *name, mb_error *err);
+mb_status common_logit_bias(struct api_request *r, const json_t *body, mb_error *err);
+/* Structured output: guided_*, structured_outputs and response_format; a format object (value of field `name`, may be NULL):
+ * {"type": "text" | "json_object" | "json_schema"}, a schema in "json_schema": {"schema", "strict"} or flat beside type. */
+mb_status common_constraints(struct api_request *r, const json_t *body, mb_error *err);
+mb_status common_format(struct api_request *r, const json_t *format, const char *name, mb_error *err);
+/* Thinking: the effort (a value of field `name`, may be NULL) first, then what overrides it (API-132). */
+mb_status common_effort(struct api_request *r, const json_t *effort, const char *name, mb_error *err);
+mb_status common_template_kwargs(struct api_request *r, const json_t *body, mb_error *err);
+
+/* prefix and 28 random hexadecimal digits. */
+void api_make_id(char *out, size_t size, const char *prefix);
+/* "serial" or "batched" (API-331). */
+const char *api_lane(const struct engine_client *client);
 
 #endif

@@ -150,28 +150,6 @@ static mb_status tools(struct api_request *r, const json_t *body, mb_error *err)
     return field_text(&r->tools, list, &r->gen.tools_json, err);
 }
 
-/* --- thinking: an explicit enable_thinking, else reasoning_effort (API-132) --- */
-static mb_status thinking(struct api_request *r, const json_t *body, mb_error *err)
-{
-    static const char *const levels[] = { "none", "minimal", "low", "medium", "high" };
-    const json_t *kw = field_get(body, "chat_template_kwargs"), *effort = field_get(body, "reasoning_effort");
-    if (effort) {
-        const char *e = json_string_value(effort);
-        size_t k = 0;
-        while (k < 5 && !(e && strcmp(e, levels[k]) == 0)) k++;
-        if (k == 5)
-            return mb_fail_at(err, MB_INVALID, "reasoning_effort",
-                              "reasoning_effort must be none, minimal, low, medium or high");
-        r->gen.thinking = k == 0 ? GIVEN_FALSE : GIVEN_TRUE;
-    }
-    if (!kw) return MB_OK;
-    if (!json_is_object(kw)) return field_type_error("chat_template_kwargs", "dict", err);
-    const json_t *on = field_get(kw, "enable_thinking");
-    if (on && !json_is_boolean(on)) return field_type_error("chat_template_kwargs.enable_thinking", "bool", err);
-    if (on) r->gen.thinking = json_is_true(on) ? GIVEN_TRUE : GIVEN_FALSE;
-    return field_text(&r->kwargs, kw, &r->gen.template_kwargs_json, err);
-}
-
 static mb_status continuing(struct api_request *r, const json_t *body, const json_t *list, mb_error *err)
 {
     bool cont = false;
@@ -192,11 +170,12 @@ static mb_status compile(struct api_request *r, json_t *body, mb_error *err)
     MB_TRY(messages(r, body, err));
     MB_TRY(common_compile(r, body, err));
     MB_TRY(tools(r, body, err));
-    MB_TRY(thinking(r, body, err));
+    MB_TRY(common_effort(r, field_get(body, "reasoning_effort"), "reasoning_effort", err));
+    MB_TRY(common_template_kwargs(r, body, err));
     return continuing(r, body, json_object_get(body, "messages"), err);
 }
 
 const struct api_dialect api_openai_chat = {
     .name = "chat", .id_prefix = "chatcmpl-", .object = "chat.completion", .chunk_object = "chat.completion.chunk",
-    .is_chat = true, .compile = compile,
+    .is_chat = true, .compile = compile, .renderer = &openai_renderer,
 };

@@ -1,7 +1,7 @@
-/* openai_common.c: the fields that chat and completions share (spec/api.md section 3): sampling values through the
- * sampler table, token limits, stop strings, logit_bias, logprobs, streaming options; and the refusals: a field that
- * asks for something this version cannot do is named in a 400, never ignored. Error texts are those of section 2 and
- * Q6. Unknown fields are ignored (API-007). */
+/* openai_common.c: the fields that dialects share (spec/api.md section 3; common_quality is on every protocol, API-011):
+ * sampling values through the sampler table, token limits, stop strings, logit_bias, logprobs, streaming options,
+ * thinking; and the refusals: a field that asks for something this version cannot do is named in a 400, never ignored.
+ * Error texts are those of section 2 and Q6. Unknown fields are ignored (API-007). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,7 +108,7 @@ static mb_status hlg(struct hlg_values *values, const json_t *body, mb_error *er
 
 /* B-032: null is absent, 0 and less are 400, a huge value is cut to the context by the engine. 1e9 is a number that is
  * whole, so it is taken. */
-static mb_status token_limit(struct api_request *r, const json_t *body, const char *name, mb_error *err)
+mb_status common_token_limit(struct api_request *r, const json_t *body, const char *name, int64_t min, mb_error *err)
 {
     const json_t *v = field_get(body, name);
     if (!v) return MB_OK;
@@ -116,7 +116,7 @@ static mb_status token_limit(struct api_request *r, const json_t *body, const ch
     double d = big ? (big[0] == '-' ? -1.0 : 1e18) : json_number_value(v);
     if (!big && !json_is_number(v)) return field_type_error(name, "int", err);
     if (d != floor(d) || !isfinite(d)) return field_type_error(name, "int", err);
-    if (d < 1) return too_small(name, 1, err);
+    if (d < (double)min) return too_small(name, min, err);
     r->gen.max_tokens = d > INT32_MAX ? INT32_MAX : (int64_t)d;
     return MB_OK;
 }
@@ -125,8 +125,8 @@ static mb_status limits(struct api_request *r, const json_t *body, mb_error *err
 {
     int64_t min_tokens = 0, n = 1;
     r->gen.max_tokens = -1;
-    MB_TRY(token_limit(r, body, "max_tokens", err));
-    MB_TRY(token_limit(r, body, "max_completion_tokens", err)); /* wins (API-044) */
+    MB_TRY(common_token_limit(r, body, "max_tokens", 1, err));
+    MB_TRY(common_token_limit(r, body, "max_completion_tokens", 1, err)); /* wins (API-044) */
     MB_TRY(field_int(body, "min_tokens", 0, INT32_MAX, &min_tokens, err));
     MB_TRY(field_bool(body, "ignore_eos", &r->gen.ignore_eos, err));
     MB_TRY(field_int(body, "n", 1, API_MAX_CHOICES, &n, err));
@@ -139,24 +139,24 @@ static mb_status limits(struct api_request *r, const json_t *body, mb_error *err
 }
 
 /* --- stop --- */
-static mb_status stop_string(const json_t *v, const char **out, mb_error *err)
+static mb_status stop_string(const json_t *v, const char *name, const char **out, mb_error *err)
 {
-    if (!json_is_text(v)) return mb_fail_at(err, MB_INVALID, "stop", "stop must be a string or an array of strings");
+    if (!json_is_text(v)) return mb_fail_at(err, MB_INVALID, name, "%s must be a string or an array of strings", name);
     *out = json_string_value(v);
-    if (json_string_length(v) == 0) return mb_fail_at(err, MB_INVALID, "stop", "stop must not hold an empty string");
+    if (json_string_length(v) == 0) return mb_fail_at(err, MB_INVALID, name, "%s must not hold an empty string", name);
     if (strlen(*out) != json_string_length(v))
-        return mb_fail_at(err, MB_INVALID, "stop", "stop must not hold a NUL character");
+        return mb_fail_at(err, MB_INVALID, name, "%s must not hold a NUL character", name);
     return MB_OK;
 }
 
-static mb_status stops(struct api_request *r, const json_t *body, mb_error *err)
+mb_status common_stops(struct api_request *r, const json_t *body, const char *name, mb_error *err)
 {
-    const json_t *v = field_get(body, "stop");
+    const json_t *v = field_get(body, name);
     if (!v) return MB_OK;
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
     const char **p = arena_alloc_array(&r->arena, n + 1, sizeof *p);
     if (!p) return mb_fail(err, MB_NO_MEMORY, "no memory for stop strings");
-    for (size_t i = 0; i < n; i++) MB_TRY(stop_string(json_is_array(v) ? json_array_get(v, i) : v, &p[i], err));
+    for (size_t i = 0; i < n; i++) MB_TRY(stop_string(json_is_array(v) ? json_array_get(v, i) : v, name, &p[i], err));
     r->gen.stops = p;
     r->gen.n_stops = (int32_t)n;
     return MB_OK;
@@ -176,7 +176,7 @@ static bool bias_key(const char *key, int32_t *id)
     return v <= INT32_MAX;
 }
 
-static mb_status logit_bias(struct api_request *r, const json_t *body, mb_error *err)
+mb_status common_logit_bias(struct api_request *r, const json_t *body, mb_error *err)
 {
     static const char text[] = "logit_bias must be a dict of int to float";
     json_t *v = field_get(body, "logit_bias");
@@ -234,87 +234,77 @@ static mb_status refuse(const char *name, const char *why, mb_error *err)
 
 static mb_status adapters(struct api_request *r, const json_t *body, mb_error *err)
 {
-    static const char *const names[] = { "adapter", "adapters" };
+    static const char *const names[] = { "adapters", "adapter" }; /* Q52: the first is another spelling */
     for (size_t i = 0; i < 2; i++) {
         const json_t *v = field_get(body, names[i]);
         if (!v) continue;
         if (!json_is_text(v)) return field_type_error(names[i], "str", err);
-        if (strcmp(json_string_value(v), "none") != 0)
-            return mb_fail_at(err, MB_INVALID, names[i], "%s names an adapter that is not mounted; \"none\" selects the base model",
-                              names[i]);
-        r->gen.adapter = "none";
+        if (strlen(json_string_value(v)) != json_string_length(v))
+            return mb_fail_at(err, MB_INVALID, names[i], "%s must not hold a NUL character", names[i]);
+        r->gen.adapter = json_string_value(v); /* names are looked up when the generation starts */
     }
     return MB_OK;
 }
 
-static mb_status constraints(const json_t *body, mb_error *err)
+mb_status common_format(struct api_request *r, const json_t *format, const char *name, mb_error *err)
+{
+    (void)r;
+    if (!format || json_is_null(format)) return MB_OK;
+    const char *type = json_string_value(json_object_get(format, "type"));
+    if (!type) return mb_fail_at(err, MB_INVALID, name, "%s must be an object with a type", name);
+    if (strcmp(type, "text") == 0) return MB_OK;
+    return refuse(name, ": only {\"type\": \"text\"} is", err);
+}
+
+mb_status common_constraints(struct api_request *r, const json_t *body, mb_error *err)
 {
     static const char *const names[] = { "guided_grammar", "guided_regex", "guided_choice", "guided_json",
                                          "structured_outputs" };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (field_get(body, names[i])) return refuse(names[i], ": it cannot enforce a constraint yet", err);
-    const json_t *rf = field_get(body, "response_format");
-    if (!rf) return MB_OK;
-    const char *type = json_string_value(json_object_get(rf, "type"));
-    if (!type) return mb_fail_at(err, MB_INVALID, "response_format", "response_format must be an object with a type");
-    if (strcmp(type, "text") == 0) return MB_OK;
-    return refuse("response_format", ": only {\"type\": \"text\"} is", err);
+    return common_format(r, field_get(body, "response_format"), "response_format", err);
+}
+
+/* --- thinking: an explicit enable_thinking, else the effort (API-132) --- */
+mb_status common_effort(struct api_request *r, const json_t *effort, const char *name, mb_error *err)
+{
+    static const char *const levels[] = { "none", "minimal", "low", "medium", "high", "xhigh" };
+    const size_t n = sizeof levels / sizeof levels[0];
+    const char *e = json_string_value(effort);
+    size_t k = 0;
+    if (!effort || json_is_null(effort)) return MB_OK;
+    while (k < n && !(e && strcmp(e, levels[k]) == 0)) k++;
+    if (k == n) return mb_fail_at(err, MB_INVALID, name, "%s must be none, minimal, low, medium or high", name);
+    r->gen.thinking = k == 0 ? GIVEN_FALSE : GIVEN_TRUE;
+    return MB_OK;
+}
+
+mb_status common_template_kwargs(struct api_request *r, const json_t *body, mb_error *err)
+{
+    const json_t *kw = field_get(body, "chat_template_kwargs");
+    if (!kw) return MB_OK;
+    if (!json_is_object(kw)) return field_type_error("chat_template_kwargs", "dict", err);
+    const json_t *on = field_get(kw, "enable_thinking");
+    if (on && !json_is_boolean(on)) return field_type_error("chat_template_kwargs.enable_thinking", "bool", err);
+    if (on) r->gen.thinking = json_is_true(on) ? GIVEN_TRUE : GIVEN_FALSE;
+    return field_text(&r->kwargs, kw, &r->gen.template_kwargs_json, err);
+}
+
+/* --- all together --- */
+mb_status common_quality(struct api_request *r, const json_t *body, mb_error *err)
+{
+    MB_TRY(sampling(r, body, err));
+    MB_TRY(hlg(&r->gen.hlg, body, err));
+    return adapters(r, body, err);
 }
 
 mb_status common_compile(struct api_request *r, const json_t *body, mb_error *err)
 {
     MB_TRY(streaming(r, body, err));
     MB_TRY(limits(r, body, err));
-    MB_TRY(sampling(r, body, err));
-    MB_TRY(hlg(&r->gen.hlg, body, err));
-    MB_TRY(stops(r, body, err));
-    MB_TRY(logit_bias(r, body, err));
+    MB_TRY(common_quality(r, body, err));
+    MB_TRY(common_stops(r, body, "stop", err));
+    MB_TRY(common_logit_bias(r, body, err));
     MB_TRY(logprobs(r, body, err));
-    MB_TRY(adapters(r, body, err));
-    return constraints(body, err);
-}
-
-/* --- life of a request --- */
-mb_status api_request_open(struct api_request **out, const struct api_dialect *d, const char *body, size_t len,
-                           mb_error *err)
-{
-    struct api_request *r = mb_calloc(1, sizeof *r);
-    *out = NULL;
-    if (!r) return mb_fail(err, MB_NO_MEMORY, "no memory for a request");
-    r->dialect = d;
-    arena_init(&r->arena, ((size_t)1 << 20) + 32 * len);
-    buf_init(&r->messages, 0);
-    buf_init(&r->tools, 0);
-    buf_init(&r->kwargs, 0);
-    mb_status st = json_read(&r->body, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err);
-    if (st == MB_OK && !json_is_object(r->body)) st = mb_fail(err, MB_INVALID, "the body must be a JSON object");
-    if (st == MB_OK) st = d->compile(r, r->body, err);
-    if (st != MB_OK) api_request_close(r);
-    else *out = r;
-    return st;
-}
-
-void api_request_started(struct api_request *r)
-{
-    json_decref(r->body);
-    r->body = NULL;
-    buf_free(&r->messages);
-    buf_free(&r->tools);
-    buf_free(&r->kwargs);
-    arena_free(&r->arena);
-    memset(&r->gen.text, 0, sizeof r->gen.text);
-    r->gen.messages_json = r->gen.tools_json = r->gen.template_kwargs_json = NULL;
-    r->gen.stops = NULL;
-    r->gen.bias.p = NULL;
-}
-
-void api_request_close(struct api_request *r)
-{
-    if (!r) return;
-    json_decref(r->body);
-    buf_free(&r->messages);
-    buf_free(&r->tools);
-    buf_free(&r->kwargs);
-    arena_free(&r->arena);
-    mb_free(r);
+    return common_constraints(r, body, err);
 }

@@ -15,5 +15,5 @@ static mb_status compile(struct api_request *r, json_t *body, mb_error *err)
 
 const struct api_dialect api_openai_completions = {
     .name = "completions", .id_prefix = "cmpl-", .object = "text_completion", .chunk_object = "text_completion",
-    .is_chat = false, .compile = compile,
+    .is_chat = false, .compile = compile, .renderer = &openai_renderer,
 };

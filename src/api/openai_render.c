@@ -6,7 +6,6 @@
  * (API-109). */
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "api/api_int.h"
 #include "base/clock.h"
@@ -17,7 +16,7 @@ struct choice {
     bool ended;
 };
 
-struct api_render {
+struct openai_render {
     const struct api_dialect *d;
     const struct engine_client *client;
     bool stream, include_usage, want_logprobs;
@@ -29,18 +28,7 @@ struct api_render {
     struct choice *choices;   /* [n_choices] */
 };
 
-static void make_id(struct api_render *w)
-{
-    uint8_t raw[14] = { 0 };
-    if (getrandom(raw, sizeof raw, 0) != (ssize_t)sizeof raw) {
-        int64_t t = clock_now_ns();
-        memcpy(raw, &t, sizeof t);
-    }
-    size_t n = (size_t)snprintf(w->id, sizeof w->id, "%s", w->d->id_prefix);
-    for (size_t i = 0; i < sizeof raw && n + 2 < sizeof w->id; i++, n += 2) snprintf(w->id + n, 3, "%02x", raw[i]);
-}
-
-static void make_head(struct api_render *w)
+static void make_head(struct openai_render *w)
 {
     const char *model = w->client->info(w->client->ctx)->id;
     buf_init(&w->head, 0);
@@ -49,10 +37,11 @@ static void make_head(struct api_render *w)
     json_write_string(&w->head, model, strlen(model));
 }
 
-mb_status api_render_open(struct api_render **out, const struct api_request *r, const struct engine_client *client,
-                          mb_error *err)
+static void render_close(void *ctx);
+
+static mb_status render_open(void **out, const struct api_request *r, const struct engine_client *client, mb_error *err)
 {
-    struct api_render *w = mb_calloc(1, sizeof *w);
+    struct openai_render *w = mb_calloc(1, sizeof *w);
     *out = NULL;
     if (!w) return mb_fail(err, MB_NO_MEMORY, "no memory for an answer");
     w->d = r->dialect;
@@ -63,19 +52,20 @@ mb_status api_render_open(struct api_render **out, const struct api_request *r, 
     w->n_top = r->n_top;
     w->n_choices = r->gen.n_choices;
     w->created = clock_unix_s();
-    make_id(w);
+    api_make_id(w->id, sizeof w->id, w->d->id_prefix);
     make_head(w);
     w->choices = mb_calloc((size_t)w->n_choices, sizeof *w->choices);
     if (!w->choices || w->head.failed) {
-        api_render_close(w);
+        render_close(w);
         return mb_fail(err, MB_NO_MEMORY, "no memory for an answer");
     }
     *out = w;
     return MB_OK;
 }
 
-void api_render_close(struct api_render *w)
+static void render_close(void *ctx)
 {
+    struct openai_render *w = ctx;
     if (!w) return;
     for (int32_t i = 0; w->choices && i < w->n_choices; i++) {
         buf_free(&w->choices[i].content);
@@ -88,7 +78,7 @@ void api_render_close(struct api_render *w)
 }
 
 /* --- pieces of JSON --- */
-static void put_usage(struct api_render *w, struct buf *out)
+static void put_usage(struct openai_render *w, struct buf *out)
 {
     int32_t batch = w->client->info(w->client->ctx)->batch;
     buf_printf(out,
@@ -110,7 +100,7 @@ static void put_str(struct buf *out, const struct buf *b)
 }
 
 /* --- logprobs (section 7) --- */
-static void put_pair(struct api_render *w, struct buf *out, int32_t id, float logprob)
+static void put_pair(struct openai_render *w, struct buf *out, int32_t id, float logprob)
 {
     size_t len = 0;
     const char *piece = w->client->piece(w->client->ctx, id, &len);
@@ -120,7 +110,7 @@ static void put_pair(struct api_render *w, struct buf *out, int32_t id, float lo
     json_write_double(out, (double)logprob);
 }
 
-static void add_logprob(struct api_render *w, struct choice *c, const struct gen_token_info *t)
+static void add_logprob(struct openai_render *w, struct choice *c, const struct gen_token_info *t)
 {
     struct buf *out = &c->logprobs;
     int32_t n = t->n_top < w->n_top ? t->n_top : w->n_top;
@@ -142,14 +132,14 @@ static void add_logprob(struct api_render *w, struct choice *c, const struct gen
 }
 
 /* --- chunks --- */
-static void chunk_begin(struct api_render *w, int32_t i_choice, struct buf *out)
+static void chunk_begin(struct openai_render *w, int32_t i_choice, struct buf *out)
 {
     buf_append_str(out, "data: ");
     buf_append(out, w->head.data, w->head.len);
     buf_printf(out, ", \"choices\": [{\"index\": %d, ", (int)i_choice);
 }
 
-static void chunk_role(struct api_render *w, struct buf *out)
+static void chunk_role(struct openai_render *w, struct buf *out)
 {
     for (int32_t i = 0; w->d->is_chat && i < w->n_choices; i++) {
         chunk_begin(w, i, out);
@@ -157,7 +147,7 @@ static void chunk_role(struct api_render *w, struct buf *out)
     }
 }
 
-static void chunk_text(struct api_render *w, const struct gen_event *ev, struct buf *out)
+static void chunk_text(struct openai_render *w, const struct gen_event *ev, struct buf *out)
 {
     struct str t = ev->u.text.text;
     chunk_begin(w, ev->i_choice, out);
@@ -178,7 +168,7 @@ static void chunk_text(struct api_render *w, const struct gen_event *ev, struct 
     buf_append_str(out, "}, \"finish_reason\": null}]}\n\n");
 }
 
-static void chunk_end(struct api_render *w, const struct gen_event *ev, struct buf *out)
+static void chunk_end(struct openai_render *w, const struct gen_event *ev, struct buf *out)
 {
     chunk_begin(w, ev->i_choice, out);
     buf_printf(out, "%s, \"finish_reason\": \"%s\"}]", w->d->is_chat ? "\"delta\": {}" : "\"text\": \"\"",
@@ -190,7 +180,7 @@ static void chunk_end(struct api_render *w, const struct gen_event *ev, struct b
     buf_append_str(out, "}\n\n");
 }
 
-static void chunk_done(struct api_render *w, struct buf *out)
+static void chunk_done(struct openai_render *w, struct buf *out)
 {
     if (w->include_usage) {
         buf_append_str(out, "data: ");
@@ -202,16 +192,16 @@ static void chunk_done(struct api_render *w, struct buf *out)
     buf_append_str(out, "data: [DONE]\n\n");
 }
 
-void api_render_error(struct api_render *w, const mb_error *e, struct buf *out)
+static void render_error(void *ctx, const mb_error *e, struct buf *out)
 {
-    (void)w;
+    struct openai_render *w = ctx;
     buf_append_str(out, "data: ");
-    api_error_body_of(out, e);
+    api_error_body_of(out, w->d, e);
     buf_append_str(out, "\n\ndata: [DONE]\n\n");
 }
 
 /* --- events --- */
-static void on_end(struct api_render *w, const struct gen_event *ev)
+static void on_end(struct openai_render *w, const struct gen_event *ev)
 {
     struct choice *c = &w->choices[ev->i_choice];
     if (c->ended) return;
@@ -222,8 +212,9 @@ static void on_end(struct api_render *w, const struct gen_event *ev)
     w->n_reasoning += ev->u.end.n_reasoning;
 }
 
-mb_status api_render_event(struct api_render *w, const struct gen_event *ev, struct buf *out, mb_error *err)
+static mb_status render_event(void *ctx, const struct gen_event *ev, struct buf *out, mb_error *err)
 {
+    struct openai_render *w = ctx;
     struct choice *c = ev->i_choice >= 0 && ev->i_choice < w->n_choices ? &w->choices[ev->i_choice] : NULL;
     if (!c) return mb_fail(err, MB_INTERNAL, "an event names choice %d of %d", (int)ev->i_choice, (int)w->n_choices);
     switch (ev->type) {
@@ -260,7 +251,7 @@ mb_status api_render_event(struct api_render *w, const struct gen_event *ev, str
 }
 
 /* --- the JSON answer --- */
-static void put_choice(struct api_render *w, int32_t i, struct buf *out)
+static void put_choice(struct openai_render *w, int32_t i, struct buf *out)
 {
     struct choice *c = &w->choices[i];
     buf_printf(out, "%s{\"index\": %d, ", i ? ", " : "", (int)i);
@@ -286,8 +277,9 @@ static void put_choice(struct api_render *w, int32_t i, struct buf *out)
     buf_printf(out, ", \"finish_reason\": \"%s\"}", finish_name(c->finish));
 }
 
-mb_status api_render_answer(struct api_render *w, struct buf *out, mb_error *err)
+static mb_status render_answer(void *ctx, struct buf *out, mb_error *err)
 {
+    struct openai_render *w = ctx;
     buf_append(out, w->head.data, w->head.len);
     buf_append_str(out, ", \"choices\": [");
     for (int32_t i = 0; i < w->n_choices; i++) put_choice(w, i, out);
@@ -296,3 +288,7 @@ mb_status api_render_answer(struct api_render *w, struct buf *out, mb_error *err
     buf_append_str(out, "}");
     return buf_status(out, "answer", err);
 }
+
+const struct api_renderer openai_renderer = {
+    .open = render_open, .close = render_close, .event = render_event, .answer = render_answer, .error = render_error,
+};

@@ -79,7 +79,7 @@ static void set_server_options(const struct flags *f, struct server_options *o)
         .n_allow_origins = f->allow_origin.n_list, .body_memory_bytes = (size_t)f->body_memory.i,
         .shutdown_timeout_ms = (int64_t)f->shutdown_timeout_ms.d, .owner = "serve",
         .memory_budget_bytes = (uint64_t)f->memory_budget.i, .kv_budget_bytes = (uint64_t)f->kv_budget.i,
-        .trace = f->p2r_trace.b,
+        .trace = f->p2r_trace.b, .keep_billing_header = f->keep_billing_header.b,
     };
 }
 

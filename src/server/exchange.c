@@ -88,7 +88,7 @@ void http_reply_error(struct http_exchange *x, const mb_error *e)
 {
     struct buf b;
     buf_init(&b, 0);
-    int status = api_error_body_of(&b, e);
+    int status = api_error_body_of(&b, x->dialect, e);
     http_reply(x, status, "application/json", &b);
 }
 
@@ -96,6 +96,6 @@ void http_reply_status(struct http_exchange *x, int status, const char *code, co
 {
     struct buf b;
     buf_init(&b, 0);
-    api_error_body(&b, status, NULL, code, param, message);
+    api_error_body(&b, x->dialect, status, NULL, code, param, message);
     http_reply(x, status, "application/json", &b);
 }

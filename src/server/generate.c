@@ -9,14 +9,15 @@
 #include "server/server_int.h"
 
 /* --- worker --- */
-static void start(struct http_exchange *x, const struct api_dialect *d)
+void handle_generate(struct http_exchange *x)
 {
     struct server *s = x->s;
     struct gen_stream *gen = NULL;
     mb_error err = { 0 };
     x->trace.t_received_ns = clock_now_ns();
-    mb_status st = api_request_open(&x->req, d, x->body.data ? x->body.data : "", x->body.len, &err);
-    if (st == MB_OK) st = api_render_open(&x->render, x->req, &s->client, &err);
+    mb_status st = api_request_open(&x->req, x->route->dialect, &s->api, x->body.data ? x->body.data : "", x->body.len,
+                                    &err);
+    if (st == MB_OK) st = api_render_open(&x->render, x->req, &err);
     if (st == MB_OK) {
         x->is_stream = x->req->stream;
         x->req->gen.t_received_ns = x->trace.t_received_ns;
@@ -34,16 +35,6 @@ static void start(struct http_exchange *x, const struct api_dialect *d)
     x->gen_ready = true;
     pthread_mutex_unlock(&x->lock);
     pump_wake(x);
-}
-
-void handle_chat(struct http_exchange *x)
-{
-    start(x, &api_openai_chat);
-}
-
-void handle_completions(struct http_exchange *x)
-{
-    start(x, &api_openai_completions);
 }
 
 /* --- pump --- */
@@ -222,7 +213,7 @@ void generate_keepalive(struct http_exchange *x, int64_t now_ns)
     if (x->finished || !x->is_stream || !x->gen || now_ns - x->t_bytes_ns < x->s->opt.keepalive_ms * 1000000) return;
     if (!has_room(x, 0)) return;
     buf_init(&b, 0);
-    sse_keepalive(&b, x->n_done, x->n_total);
+    api_render_ping(x->render, x->n_done, x->n_total, &b);
     send(x, &b, false);
     buf_free(&b);
 }

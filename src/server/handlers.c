@@ -1,4 +1,4 @@
-/* handlers.c: the small routes: health, models, tokenize, the notice at "/". */
+/* handlers.c: the small routes: health, models, tokenize, count_tokens, stored responses, the notice at "/". */
 #include <string.h>
 
 #include "server/server_int.h"
@@ -37,6 +37,16 @@ void handle_model(struct http_exchange *x)
     models(x, x->rest);
 }
 
+static void reply_json(struct http_exchange *x, mb_status st, struct buf *b, const mb_error *err)
+{
+    if (st == MB_OK) {
+        http_reply(x, 200, "application/json", b);
+        return;
+    }
+    buf_free(b);
+    http_reply_error(x, err);
+}
+
 typedef mb_status (*convert_fn)(struct buf *out, const struct engine_client *client, const char *body, size_t len,
                                 mb_error *err);
 
@@ -45,12 +55,7 @@ static void convert(struct http_exchange *x, convert_fn fn)
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    if (fn(&b, &x->s->client, x->body.data ? x->body.data : "", x->body.len, &err) == MB_OK) {
-        http_reply(x, 200, "application/json", &b);
-        return;
-    }
-    buf_free(&b);
-    http_reply_error(x, &err);
+    reply_json(x, fn(&b, &x->s->client, x->body.data ? x->body.data : "", x->body.len, &err), &b, &err);
 }
 
 void handle_tokenize(struct http_exchange *x)
@@ -61,6 +66,32 @@ void handle_tokenize(struct http_exchange *x)
 void handle_detokenize(struct http_exchange *x)
 {
     convert(x, api_detokenize);
+}
+
+/* --- dialects beside generation --- */
+void handle_count_tokens(struct http_exchange *x)
+{
+    struct buf b;
+    mb_error err = { 0 };
+    buf_init(&b, 0);
+    reply_json(x, api_anthropic_count(&b, &x->s->api, x->body.data ? x->body.data : "", x->body.len, &err), &b, &err);
+}
+
+void handle_response(struct http_exchange *x)
+{
+    const struct api_page page = { http_query(x, "order"), http_query(x, "after"), http_query(x, "limit") };
+    struct buf b;
+    mb_error err = { 0 };
+    buf_init(&b, 0);
+    reply_json(x, api_responses_get(&b, &x->s->api, x->rest, &page, &err), &b, &err);
+}
+
+void handle_response_delete(struct http_exchange *x)
+{
+    struct buf b;
+    mb_error err = { 0 };
+    buf_init(&b, 0);
+    reply_json(x, api_responses_delete(&b, &x->s->api, x->rest, &err), &b, &err);
 }
 
 void handle_root(struct http_exchange *x)

@@ -42,6 +42,11 @@ static const char *header(struct http_exchange *x, const char *name)
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
 }
 
+const char *http_query(struct http_exchange *x, const char *name)
+{
+    return MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, name);
+}
+
 /* --- headers --- */
 struct header_census {
     int n_hosts, n_lengths;
@@ -186,6 +191,7 @@ static void check_headers(struct http_exchange *x, const char *method, const cha
     const char *host = header(x, "Host"), *expect = header(x, "Expect");
     MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_header, &n);
     const char *trace = header(x, "x-mlx-bun-trace-id");
+    x->dialect = route_dialect(path);
     if (trace) snprintf(x->trace_id, sizeof x->trace_id, "%s", trace);
     set_request_id(x);
     if (n.n_lengths > 1) {

@@ -9,14 +9,27 @@
 
 static const struct route_row ROWS[] = {
     { .method = "POST", .path = "/v1/chat/completions", .alias = "/chat/completions", .home = HOME_ENGINE, .by_model = true,
-      .dialect = DIALECT_CHAT, .handle = handle_chat, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
+      .dialect = &api_openai_chat, .handle = handle_generate, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
       .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-040", .help = "chat completion" },
-    { .method = "POST", .path = "/v1/completions", .home = HOME_ENGINE, .by_model = true, .dialect = DIALECT_COMPLETIONS,
-      .handle = handle_completions, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
+    { .method = "POST", .path = "/v1/completions", .home = HOME_ENGINE, .by_model = true, .dialect = &api_openai_completions,
+      .handle = handle_generate, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
       .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-206", .help = "raw text completion" },
-    { .method = "GET", .path = "/v1/models", .home = HOME_ENGINE, .dialect = DIALECT_MODELS, .handle = handle_models,
+    { .method = "POST", .path = "/v1/messages", .home = HOME_ENGINE, .by_model = true, .dialect = &api_anthropic,
+      .handle = handle_generate, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
+      .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-220", .help = "Anthropic message" },
+    { .method = "POST", .path = "/v1/messages/count_tokens", .home = HOME_ENGINE, .by_model = true, .dialect = &api_anthropic,
+      .handle = handle_count_tokens, .queue = QUEUE_PREPARE, .body_limit_bytes = MB_256, .deadline_s = BODY_S,
+      .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-220", .help = "prompt tokens of an Anthropic message" },
+    { .method = "POST", .path = "/v1/responses", .home = HOME_ENGINE, .by_model = true, .dialect = &api_responses,
+      .handle = handle_generate, .streams = true, .queue = QUEUE_GENERATE, .body_limit_bytes = MB_256,
+      .deadline_s = BODY_S, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-237", .help = "OpenAI response" },
+    { .method = "GET", .path = "/v1/responses/*", .home = HOME_HOST, .dialect = &api_responses, .handle = handle_response,
+      .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-245", .help = "a stored response, or its /input_items" },
+    { .method = "DELETE", .path = "/v1/responses/*", .home = HOME_HOST, .dialect = &api_responses,
+      .handle = handle_response_delete, .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-245", .help = "forget a response" },
+    { .method = "GET", .path = "/v1/models", .home = HOME_ENGINE, .handle = handle_models,
       .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-261", .help = "the served model" },
-    { .method = "GET", .path = "/v1/models/*", .home = HOME_ENGINE, .dialect = DIALECT_MODELS, .handle = handle_model,
+    { .method = "GET", .path = "/v1/models/*", .home = HOME_ENGINE, .handle = handle_model,
       .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-265", .help = "the list, filtered to one id" },
     { .method = "GET", .path = "/health", .home = HOME_ENGINE, .handle = handle_health, .cors = CORS_API, .auth = AUTH_OPEN,
       .spec = "API-267", .help = "is the engine alive" },
@@ -71,6 +84,16 @@ const struct route_row *route_find(const char *method, const char *path, const c
             if (allowed[0]) strcat(allowed, ", ");
             strcat(allowed, m);
         }
+    }
+    return NULL;
+}
+
+const struct api_dialect *route_dialect(const char *path)
+{
+    for (size_t i = 0; i < sizeof ROWS / sizeof ROWS[0]; i++) {
+        size_t n = strlen(ROWS[i].path);
+        if (!ROWS[i].dialect || strchr(ROWS[i].path, '*')) continue;
+        if (strncmp(path, ROWS[i].path, n) == 0 && (path[n] == '\0' || path[n] == '/')) return ROWS[i].dialect;
     }
     return NULL;
 }

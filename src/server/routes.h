@@ -10,8 +10,8 @@ enum route_home { HOME_HOST = 0, HOME_ENGINE };       /* who answers under --iso
 enum route_queue { QUEUE_NONE = 0, QUEUE_GENERATE, QUEUE_PREPARE };
 enum route_cors { CORS_NONE = 0, CORS_API };          /* design.md section 6 */
 enum route_auth { AUTH_OPEN = 0, AUTH_KEY, AUTH_MANAGE }; /* AUTH_KEY: --api-key when set; AUTH_MANAGE: loopback or key */
-enum dialect_id { DIALECT_NONE = 0, DIALECT_CHAT, DIALECT_COMPLETIONS, DIALECT_MODELS };
 
+struct api_dialect;                                    /* api/api.h */
 struct http_exchange;                                  /* server/http.h: one request being answered */
 
 struct route_row {
@@ -20,7 +20,7 @@ struct route_row {
     const char *alias;           /* second path ("/chat/completions") or NULL */
     enum route_home home;
     bool by_model;               /* routed by the body's `model` under --model-pool */
-    enum dialect_id dialect;
+    const struct api_dialect *dialect; /* form of requests, answers and errors; NULL: errors in the OpenAI form */
     void (*handle)(struct http_exchange *x);
     bool streams;                /* may answer SSE */
     enum route_queue queue;
@@ -37,5 +37,7 @@ const struct route_row *route_rows(size_t *n);
 /* Find a row: *allowed receives a comma list of methods when the path is known but the method is not (405).
  * rest: for slash-star paths, the undecoded rest. NULL: 404 (or 405 when *allowed is not empty). */
 const struct route_row *route_find(const char *method, const char *path, const char **rest, char allowed[64]);
+/* The dialect whose form errors about this path take, whether or not it has a row; NULL: the OpenAI form. */
+const struct api_dialect *route_dialect(const char *path);
 
 #endif

@@ -65,6 +65,8 @@ mb_status server_open(struct server **out, const struct engine_client *client, c
     pthread_cond_init(&s->work_cond, NULL);
     arena_init(&s->arena, 1 << 20);
     MB_TRY_GOTO(st, set_options(s, opt, err), failed);
+    MB_TRY_GOTO(st, response_store_open(&s->store, NULL, err), failed);
+    s->api = (struct api_env){ .client = &s->client, .store = s->store, .keep_billing_header = opt->keep_billing_header };
     s->max_conns = limits_connections(s->opt.max_connections);
     s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
     if (s->stop_fd < 0) MB_TRY_GOTO(st, mb_fail_errno(err, "cannot make an eventfd for", "the server"), failed);
@@ -187,6 +189,7 @@ void server_close(struct server *s)
     pump_stop(s);
     listen_close(s);
     if (s->stop_fd >= 0) close(s->stop_fd);
+    response_store_close(s->store);
     arena_free(&s->arena);
     pthread_cond_destroy(&s->work_cond);
     pthread_mutex_destroy(&s->work_lock);

@@ -34,6 +34,7 @@ struct server_options {            /* zero = default; strings are copied */
     const char *owner;             /* /stats server.owner; NULL = "serve" */
     uint64_t memory_budget_bytes;  /* /stats admission.memory_budget_bytes; 0 = null */
     uint64_t kv_budget_bytes;      /* /stats batch.kv_budget_bytes; 0 = null */
+    bool keep_billing_header;      /* do not drop the billing line of Anthropic clients (B-079) */
     bool trace;                    /* one JSON line a generation on stderr (MLX_BUN_P2R_TRACE, API-337) */
 };
 

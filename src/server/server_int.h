@@ -19,6 +19,7 @@
 
 #include "api/api.h"
 #include "base/mem.h"
+#include "host/response_store.h"
 #include "server/routes.h"
 #include "server/server.h"
 
@@ -55,6 +56,7 @@ struct http_exchange {
 
     /* the request, written by the HTTP thread before dispatch */
     const struct route_row *route;
+    const struct api_dialect *dialect; /* of the path, also without a route: the form of errors */
     char *rest;                    /* decoded rest of the path, owned; NULL */
     char request_id[72];
     char trace_id[64];             /* x-mlx-bun-trace-id (API-337) */
@@ -100,6 +102,8 @@ struct http_exchange {
 
 struct server {
     struct engine_client client;
+    struct response_store *store;  /* owned; of /v1/responses */
+    struct api_env api;            /* client and store, for the dialects */
     struct server_options opt;     /* strings in arena */
     struct arena arena;
     void *daemon;                  /* struct MHD_Daemon * */
@@ -149,6 +153,8 @@ void http_quiesce(struct server *s);
 void http_stop(struct server *s);
 /* x->lock held: let libmicrohttpd go on with a suspended connection. */
 void http_resume_locked(struct http_exchange *x);
+/* A value of the query, NULL; HTTP thread only. */
+const char *http_query(struct http_exchange *x, const char *name);
 
 /* listen.c */
 mb_status listen_open(struct server *s, mb_error *err);
@@ -199,8 +205,10 @@ void trace_event(struct http_exchange *x, const struct gen_event *ev);
 void trace_write(struct http_exchange *x);      /* the record, when asked for */
 
 /* handlers */
-void handle_chat(struct http_exchange *x);
-void handle_completions(struct http_exchange *x);
+void handle_generate(struct http_exchange *x);   /* of the route's dialect */
+void handle_count_tokens(struct http_exchange *x);
+void handle_response(struct http_exchange *x);
+void handle_response_delete(struct http_exchange *x);
 void handle_health(struct http_exchange *x);
 void handle_models(struct http_exchange *x);
 void handle_model(struct http_exchange *x);
@@ -212,6 +220,5 @@ void handle_root(struct http_exchange *x);
 
 /* sse.c */
 void sse_comment(struct buf *out, const char *text);
-void sse_keepalive(struct buf *out, int32_t n_done, int32_t n_total);
 
 #endif
