@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,29 +12,14 @@
 #include "base/filemap.h"
 
 #define CHUNK_BYTES ((size_t)1 << 20)
-#define FLUSH_BYTES ((int64_t)64 << 20)
+#define REFRESH_BYTES ((int64_t)64 << 20)
 
 /* --- hashes --- */
 
-/* sha256 of the bytes, or git's: sha1 of "blob <size>\0" and the bytes. */
-static mb_status hash_begin(EVP_MD_CTX *h, const struct hub_file *f, mb_error *err)
+static mb_status hash_compare(struct hasher *h, const struct hub_file *f, const char *where, mb_error *err)
 {
-    char head[64];
-    bool ok = EVP_DigestInit_ex(h, f->is_lfs ? EVP_sha256() : EVP_sha1(), NULL) == 1;
-    if (ok && !f->is_lfs) {
-        int n = snprintf(head, sizeof head, "blob %lld", (long long)f->size);
-        ok = EVP_DigestUpdate(h, head, (size_t)n + 1) == 1;
-    }
-    return ok ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
-}
-
-static mb_status hash_compare(EVP_MD_CTX *h, const struct hub_file *f, const char *where, mb_error *err)
-{
-    unsigned char sum[EVP_MAX_MD_SIZE];
-    char hex[2 * EVP_MAX_MD_SIZE + 1] = "", shown[84];
-    unsigned int n = 0;
-    if (EVP_DigestFinal_ex(h, sum, &n) != 1) return mb_fail(err, MB_INTERNAL, "a hash failed");
-    for (unsigned int i = 0; i < n; i++) snprintf(hex + 2 * i, 3, "%02x", sum[i]);
+    char hex[65], shown[84];
+    MB_TRY(hasher_end(h, hex, err));
     if (strcmp(hex, f->digest) == 0) return MB_OK;
     return mb_fail(err, MB_BAD_FORMAT, "%s: %s is %.16s..., the hub lists %.16s...: %s", name_shown(f->path, strlen(f->path), shown),
                    f->is_lfs ? "the sha256" : "the git sha1", hex, f->digest, where);
@@ -72,7 +56,7 @@ int64_t blob_partial_bytes(const char *repo_dir, const struct hub_file *f)
 /* --- one blob --- */
 
 /* Hash [0, size) of fd. */
-static mb_status hash_file(EVP_MD_CTX *h, int fd, int64_t size, const char *path, bool (*cancelled)(void *ctx), void *ctx,
+static mb_status hash_file(struct hasher *h, int fd, int64_t size, const char *path, bool (*cancelled)(void *ctx), void *ctx,
                            mb_error *err)
 {
     unsigned char *chunk = mb_alloc(CHUNK_BYTES);
@@ -82,7 +66,7 @@ static mb_status hash_file(EVP_MD_CTX *h, int fd, int64_t size, const char *path
         ssize_t n = pread(fd, chunk, left < (int64_t)CHUNK_BYTES ? (size_t)left : CHUNK_BYTES, at);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) st = n < 0 ? mb_fail_errno(err, "cannot read", path) : mb_fail(err, MB_IO, "%s became shorter", path);
-        else if (EVP_DigestUpdate(h, chunk, (size_t)n) != 1) st = mb_fail(err, MB_INTERNAL, "a hash failed");
+        else if ((st = hasher_add(h, chunk, (size_t)n, err)) != MB_OK) break;
         else if (cancelled && cancelled(ctx)) st = mb_fail(err, MB_CANCELLED, "cancelled");
         else at += n;
     }
@@ -95,12 +79,10 @@ static mb_status partial_open(struct blob *b, bool (*cancelled)(void *ctx), void
     struct stat st;
     b->fd = open(b->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (b->fd < 0 || fstat(b->fd, &st) != 0) return mb_fail_errno(err, "cannot open", b->part);
-    b->hash = EVP_MD_CTX_new();
-    if (!b->hash) return mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
+    MB_TRY(hasher_open(&b->hash, b->file->is_lfs, b->file->size, err));
     if (st.st_size > b->file->size) return blob_restart(b, err); /* cannot be its beginning */
-    MB_TRY(hash_begin(b->hash, b->file, err));
     MB_TRY(hash_file(b->hash, b->fd, st.st_size, b->part, cancelled, ctx, err));
-    b->have = b->flushed = st.st_size;
+    b->have = b->told = st.st_size;
     return MB_OK;
 }
 
@@ -121,8 +103,8 @@ mb_status blob_open(struct blob *b, const char *repo_dir, const struct hub_file 
 mb_status blob_restart(struct blob *b, mb_error *err)
 {
     if (ftruncate(b->fd, 0) != 0) return mb_fail_errno(err, "cannot shorten", b->part);
-    b->have = b->flushed = 0;
-    return hash_begin(b->hash, b->file, err);
+    b->have = b->told = 0;
+    return hasher_restart(b->hash, err);
 }
 
 static mb_status write_part(struct blob *b, const char *data, size_t len, mb_error *err)
@@ -155,11 +137,10 @@ mb_status blob_append(struct blob *b, const void *data, size_t len, mb_error *er
         if (ftruncate(b->fd, b->have) != 0) unlink(b->part);
         return st;
     }
-    if (EVP_DigestUpdate(b->hash, data, len) != 1) return mb_fail(err, MB_INTERNAL, "a hash failed");
+    MB_TRY(hasher_add(b->hash, data, len, err));
     b->have += (int64_t)len;
-    if (b->have - b->flushed >= FLUSH_BYTES) { /* let the disk work meanwhile, so that the end does not wait long */
-        sync_file_range(b->fd, b->flushed, b->have - b->flushed, SYNC_FILE_RANGE_WRITE);
-        b->flushed = b->have;
+    if (b->have - b->told >= REFRESH_BYTES) {
+        b->told = b->have;
         lock_refresh(&b->lock);
     }
     return MB_OK;
@@ -176,14 +157,13 @@ mb_status blob_finish(struct blob *b, mb_error *err)
         unlink(b->part); /* corrupt bytes are never resumed (REG-035) */
         return st;
     }
-    if (fdatasync(b->fd) != 0) return mb_fail_errno(err, "cannot write to disk", b->part);
     if (rename(b->part, b->path) != 0) return mb_fail_errno(err, "cannot rename to", b->path);
     return MB_OK;
 }
 
 void blob_close(struct blob *b)
 {
-    EVP_MD_CTX_free(b->hash);
+    hasher_close(b->hash);
     b->hash = NULL;
     if (b->fd >= 0) close(b->fd);
     b->fd = -1;
@@ -202,14 +182,14 @@ mb_status blob_verify(const char *path, const struct hub_file *f, bool (*cancell
         if (fd >= 0) close(fd);
         return s;
     }
-    EVP_MD_CTX *h = EVP_MD_CTX_new();
-    mb_status s = h ? hash_begin(h, f, err) : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
+    struct hasher *h = NULL;
+    mb_status s = hasher_open(&h, f->is_lfs, f->size, err);
     if (s == MB_OK && st.st_size != f->size)
         s = mb_fail(err, MB_BAD_FORMAT, "%s has %lld bytes, the hub lists %lld", name_shown(f->path, strlen(f->path), shown),
                     (long long)st.st_size, (long long)f->size);
     if (s == MB_OK) s = hash_file(h, fd, f->size, path, cancelled, ctx, err);
     if (s == MB_OK) s = hash_compare(h, f, "the file in the cache is corrupt", err);
-    EVP_MD_CTX_free(h);
+    hasher_close(h);
     close(fd);
     return s;
 }

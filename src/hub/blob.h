@@ -1,10 +1,13 @@
 /* blob.h: one file of a repository on its way to disk: <blob>.incomplete grows, is hashed as it grows, is checked, gets its
  * name. Nothing but a checked file ever has a blob's name (REG-031..037).
  * A blob's name is the hash of its content, so a partial of that name can only be the beginning of the same bytes: resuming
- * needs no ETag, and a wrong beginning is found by the hash at the end. */
+ * needs no ETag, and a wrong beginning is found by the hash at the end.
+ * Nothing is synced: a machine that loses power may keep a name with fewer bytes, which then is no blob, since a blob is a name
+ * and the right size (journalling file systems write the size behind the bytes). */
 #ifndef HUB_BLOB_H
 #define HUB_BLOB_H
 
+#include "hub/hasher.h"
 #include "hub/layout.h"
 #include "hub/listing.h"
 #include "hub/lock.h"
@@ -13,10 +16,10 @@ struct blob {
     const struct hub_file *file; /* borrowed */
     char path[PATH_MAX], part[PATH_MAX];
     struct lock lock;
-    void *hash;                  /* EVP_MD_CTX * */
+    struct hasher *hash;
     int fd;
     int64_t have;                /* bytes in the partial, all hashed */
-    int64_t flushed;             /* handed to the disk so far */
+    int64_t told;                /* when the lock was refreshed last */
 };
 
 /* Is the whole blob there? By name and size; its content was checked when it got the name. */
