@@ -1,0 +1,23 @@
+/* hasher.h: the identity of a file, computed while it arrives: sha256 of the bytes, or git's sha1 of "blob <size>\0" and the bytes.
+ * A large file is hashed by a thread of its own beside the network and the disk: bytes are copied into a ring, the thread takes
+ * them from there, so that the hash costs no time where a second core is free. Small files are hashed at once.
+ * Threads: one caller at a time.
+ */
+#ifndef HUB_HASHER_H
+#define HUB_HASHER_H
+
+#include "base/status.h"
+
+struct hasher; /* opaque */
+
+/* size: of the whole file. MB_NO_MEMORY. */
+mb_status hasher_open(struct hasher **out, bool is_sha256, int64_t size, mb_error *err);
+void hasher_close(struct hasher *h); /* NULL is nothing */
+/* Forget all and begin anew. */
+mb_status hasher_restart(struct hasher *h, mb_error *err);
+/* Waits when the ring is full. MB_INTERNAL: the library failed. */
+mb_status hasher_add(struct hasher *h, const void *data, size_t len, mb_error *err);
+/* Lower-case hexadecimal digits of everything added. Afterwards only restart and close. */
+mb_status hasher_end(struct hasher *h, char hex[65], mb_error *err);
+
+#endif
