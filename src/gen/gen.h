@@ -176,6 +176,7 @@ struct gen_engine_options {
     int n_prepare_workers;           /* 0 = 2 */
     int32_t prepare_queue;           /* 64 */
     int32_t ring_events;             /* events a stream may hold before its row is parked; 0 = 1024 */
+    const char *cache_dir;           /* for tables of the tokenizer; NULL: none */
     bool no_grammar;                 /* MLX_BUN_GRAMMAR=0: constraints go into the prompt, with a warning (API-159) */
 };
 /* Tokenizer, templates and generation_config.json of model_dir over a running engine (taken: closed with this). */
@@ -204,7 +205,8 @@ mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct a
 /* The part of a gen_engine that renders, which can be opened alone: tokenizer, templates, special tokens and reasoning
  * markers of a model directory. Opens no weights. Read-only once open: any thread. */
 struct gen_renderer;
-mb_status gen_renderer_open(struct gen_renderer **out, const char *model_dir, enum given_bool thinking, mb_error *err);
+mb_status gen_renderer_open(struct gen_renderer **out, const char *model_dir, const char *cache_dir, enum given_bool thinking,
+                            mb_error *err); /* cache_dir: see gen_engine_options */
 void gen_renderer_close(struct gen_renderer *t); /* NULL is allowed */
 /* gen_render for it: the same prompt. */
 mb_status gen_renderer_render(const struct gen_renderer *t, const struct gen_request *r, struct arena *a,

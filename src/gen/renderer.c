@@ -39,14 +39,15 @@ static void find_markers(struct gen_renderer *t)
     t->close_id = tokenizer_id(t->tok, t->tags->close, strlen(t->tags->close));
 }
 
-mb_status gen_renderer_open(struct gen_renderer **out, const char *model_dir, enum given_bool thinking, mb_error *err)
+mb_status gen_renderer_open(struct gen_renderer **out, const char *model_dir, const char *cache_dir, enum given_bool thinking,
+                            mb_error *err)
 {
     struct gen_renderer *t = mb_calloc(1, sizeof *t);
     mb_status st;
     *out = NULL;
     if (!t) return mb_fail(err, MB_NO_MEMORY, "no memory for the tokenizer and templates");
     t->thinking = thinking;
-    MB_TRY_GOTO(st, tokenizer_open(&t->tok, model_dir, err), failed);
+    MB_TRY_GOTO(st, tokenizer_open_cached(&t->tok, model_dir, cache_dir, err), failed);
     MB_TRY_GOTO(st, chat_templates_open(&t->templates, model_dir, err), failed);
     MB_TRY_GOTO(st, read_special_tokens(t, model_dir, err), failed);
     find_markers(t);

@@ -1,0 +1,263 @@
+/* cmd_benchmark.c: how fast is this model on this machine? Prompt and generation rates through the whole engine (scheduler,
+ * sampling, delivery), one request alone and several together; what `make bench` measures beside llama.cpp.
+ *
+ * A cell is a way to run (tier, KV format, requests together). `--run speed` measures the one that the flags say, alone
+ * and with --batch requests; `--run features` all cells in one go (CFG-206). Prompts are made-up ids, another one each
+ * time, so that nothing comes from the prompt cache; end tokens are ignored. Each figure is the median of --repeat rounds.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+
+#define ROUNDS_MAX 100
+
+struct cell {
+    const char *tier, *kv;
+    int32_t batch;
+};
+struct figures {
+    double first_s, prefill_tok_s, decode_tok_s; /* first_s: until all requests have their first token */
+};
+struct bench {
+    const struct flags *f;
+    const char *path;
+    int32_t n_prompt, n_tokens, n_rounds;
+    uint32_t salt;      /* of the next prompt */
+    struct buf rows;    /* JSON */
+    int32_t n_rows;
+};
+
+/* One running request. */
+struct lane {
+    struct gen_stream *stream;
+    int64_t t_first_ns, t_end_ns;
+    int32_t n_drawn;
+    bool done;
+};
+
+/* --- one round --- */
+
+static mb_status lane_event(struct lane *l, const struct gen_event *ev, mb_error *err)
+{
+    if (ev->type == GEN_EV_ERROR)
+        return mb_fail_at(err, ev->u.error.status, ev->u.error.at, "%s", ev->u.error.text ? ev->u.error.text : "failed");
+    if (ev->type == GEN_EV_TOKEN) {
+        l->t_end_ns = clock_now_ns();
+        if (l->n_drawn++ == 0) l->t_first_ns = l->t_end_ns;
+    }
+    if (ev->type == GEN_EV_DONE) l->done = true;
+    return MB_OK;
+}
+
+static mb_status drain(struct lane *lanes, int32_t n, mb_error *err)
+{
+    for (int32_t n_done = 0; n_done < n;) {
+        bool waited = false;
+        n_done = 0;
+        for (int32_t i = 0; i < n; i++) {
+            struct gen_event ev;
+            while (!lanes[i].done && gen_next(lanes[i].stream, waited ? 0 : 5, &ev)) {
+                waited = true;
+                MB_TRY(lane_event(&lanes[i], &ev, err));
+            }
+            waited = waited || !lanes[i].done;
+            n_done += lanes[i].done;
+        }
+    }
+    return MB_OK;
+}
+
+/* The prompt's ids, none of them the same as in another round. */
+static void fill_prompt(struct bench *b, int32_t *ids, int32_t n_vocab)
+{
+    uint32_t x = 12345u + 977u * b->salt++;
+    for (int32_t i = 0; i < b->n_prompt; i++) {
+        x = x * 1664525u + 1013904223u;
+        ids[i] = (int32_t)((uint64_t)x * (uint32_t)n_vocab >> 32);
+    }
+}
+
+static mb_status start_lane(struct bench *b, mb_engine *e, struct lane *l, mb_error *err)
+{
+    struct engine_client c = mb_engine_client(e);
+    int32_t *ids = mb_alloc((size_t)b->n_prompt * sizeof *ids);
+    if (!ids) return mb_fail(err, MB_NO_MEMORY, "out of memory for a prompt of %d tokens", (int)b->n_prompt);
+    fill_prompt(b, ids, mb_engine_loaded(e)->n_vocab);
+    struct gen_request r = { .input = GEN_IDS, .ids = ids, .n_ids = b->n_prompt, .max_tokens = b->n_tokens, .n_choices = 1,
+                             .ignore_eos = true, .raw_split = true, .logprobs = true };
+    r.sampling.temperature = (struct sampler_value){ .v = 0, .given = true };
+    mb_status st = c.start(c.ctx, &r, NULL, NULL, &l->stream, err);
+    mb_free(ids);
+    return st;
+}
+
+static void round_figures(const struct bench *b, const struct lane *lanes, int32_t n, int64_t t0, struct figures *out)
+{
+    int64_t first = 0, end = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (lanes[i].t_first_ns > first) first = lanes[i].t_first_ns;
+        if (lanes[i].t_end_ns > end) end = lanes[i].t_end_ns;
+    }
+    int64_t n_late = 0; /* tokens drawn while all were generating: a lane that began earlier has a head start */
+    for (int32_t i = 0; i < n; i++) {
+        double share = lanes[i].t_end_ns > lanes[i].t_first_ns
+                           ? (double)(lanes[i].t_end_ns - first) / (double)(lanes[i].t_end_ns - lanes[i].t_first_ns) : 0;
+        n_late += (int64_t)((lanes[i].n_drawn - 1) * (share < 0 ? 0 : share > 1 ? 1 : share) + 0.5);
+    }
+    out->first_s = (double)(first - t0) * 1e-9;
+    out->prefill_tok_s = (double)n * b->n_prompt / out->first_s;
+    out->decode_tok_s = end > first ? (double)n_late / ((double)(end - first) * 1e-9) : 0;
+}
+
+static mb_status run_round(struct bench *b, mb_engine *e, int32_t n, struct figures *out, mb_error *err)
+{
+    struct lane *lanes = mb_calloc((size_t)n, sizeof *lanes);
+    mb_status st = lanes ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
+    int64_t t0 = clock_now_ns();
+    for (int32_t i = 0; i < n && st == MB_OK; i++) st = start_lane(b, e, &lanes[i], err);
+    if (st == MB_OK) st = drain(lanes, n, err);
+    if (st == MB_OK) round_figures(b, lanes, n, t0, out);
+    for (int32_t i = 0; lanes && i < n; i++)
+        if (lanes[i].stream) gen_close(lanes[i].stream);
+    mb_free(lanes);
+    return st;
+}
+
+/* --- a cell --- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int32_t n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static mb_status measure(struct bench *b, mb_engine *e, int32_t n, struct figures *out, mb_error *err)
+{
+    double v[3][ROUNDS_MAX];
+    struct figures r;
+    MB_TRY(run_round(b, e, n, &r, err)); /* warms up: not counted */
+    for (int32_t i = 0; i < b->n_rounds; i++) {
+        MB_TRY(run_round(b, e, n, &r, err));
+        v[0][i] = r.first_s;
+        v[1][i] = r.prefill_tok_s;
+        v[2][i] = r.decode_tok_s;
+    }
+    *out = (struct figures){ median(v[0], b->n_rounds), median(v[1], b->n_rounds), median(v[2], b->n_rounds) };
+    return MB_OK;
+}
+
+static void add_row(struct bench *b, const struct cell *c, int32_t n, const struct figures *r)
+{
+    buf_printf(&b->rows, "%s{\"tier\":\"%s\",\"kv\":\"%s\",\"requests\":%d,\"prompt_tokens\":%d,\"tokens\":%d,\"first_token_s\":",
+               b->n_rows++ ? "," : "", c->tier, c->kv, (int)n, (int)b->n_prompt, (int)b->n_tokens);
+    json_write_double(&b->rows, r->first_s);
+    buf_append_str(&b->rows, ",\"prefill_tok_s\":");
+    json_write_double(&b->rows, r->prefill_tok_s);
+    buf_append_str(&b->rows, ",\"decode_tok_s\":");
+    json_write_double(&b->rows, r->decode_tok_s);
+    buf_append_char(&b->rows, '}');
+    if (b->f->json.b) return;
+    printf("  %-4s %-5s %3d  %10.1f tok/s  %8.3f s  %10.1f tok/s\n", c->tier, c->kv, (int)n, r->prefill_tok_s, r->first_s,
+           r->decode_tok_s);
+    fflush(stdout);
+}
+
+static mb_status open_cell(const struct bench *b, const struct cell *c, mb_engine **out, mb_error *err)
+{
+    mb_options opt;
+    struct mb_open_extra x;
+    MB_TRY(model_options(b->f, &opt, &x, err));
+    opt.tier = c->tier;
+    opt.kv = c->kv;
+    opt.batch = c->batch;
+    opt.prompt_cache_bytes = UINT64_MAX; /* off: every prompt is computed */
+    return mb_engine_open_extra(out, b->path, &opt, &x, err);
+}
+
+/* One request alone, then all of the batch together. */
+static mb_status run_cell(struct bench *b, const struct cell *c, mb_error *err)
+{
+    mb_engine *e;
+    struct figures r;
+    MB_TRY(open_cell(b, c, &e, err));
+    int32_t room = mb_engine_loaded(e)->max_context_in_pool, need = b->n_prompt + b->n_tokens;
+    mb_status st = need <= room ? MB_OK
+                                : mb_fail(err, MB_INVALID, "--prompt-tokens %d and --tokens %d are more than the %d tokens that "
+                                          "one request can use here", (int)b->n_prompt, (int)b->n_tokens, (int)room);
+    if (st == MB_OK) st = measure(b, e, 1, &r, err);
+    if (st == MB_OK) add_row(b, c, 1, &r);
+    if (st == MB_OK && c->batch > 1) st = measure(b, e, c->batch, &r, err);
+    if (st == MB_OK && c->batch > 1) add_row(b, c, c->batch, &r);
+    mb_engine_close(e);
+    return st;
+}
+
+/* --- the verb --- */
+
+static mb_status run_features(struct bench *b, int32_t batch, mb_error *err)
+{
+    static const char *const tiers[] = { "l1", "l2", "f32" }, *const kvs[] = { "off", "f16", "f32" };
+    for (size_t t = 0; t < 3; t++)
+        for (size_t k = 0; k < 3; k++) {
+            struct cell c = { tiers[t], kvs[k], batch };
+            MB_TRY(run_cell(b, &c, err));
+        }
+    return MB_OK;
+}
+
+static mb_status run_speed(struct bench *b, int32_t batch, mb_error *err)
+{
+    mb_options opt;
+    struct mb_open_extra x;
+    MB_TRY(model_options(b->f, &opt, &x, err));
+    struct cell c = { opt.tier, opt.kv, batch };
+    return run_cell(b, &c, err);
+}
+
+static mb_status print_json(const struct bench *b, const char *device, mb_error *err)
+{
+    struct buf out;
+    buf_init(&out, 0);
+    buf_printf(&out, "{\"version\":\"%s\",\"model\":", mb_version());
+    json_write_string(&out, b->path, strlen(b->path));
+    buf_append_str(&out, ",\"device\":");
+    json_write_string(&out, device, strlen(device));
+    buf_printf(&out, ",\"rounds\":%d,\"rows\":[", (int)b->n_rounds);
+    buf_append(&out, b->rows.data, b->rows.len);
+    buf_append_str(&out, "]}\n");
+    mb_status st = b->rows.failed != MB_OK ? buf_status(&b->rows, "the result", err) : buf_status(&out, "the result", err);
+    if (st == MB_OK) fwrite(out.data, 1, out.len, stdout);
+    buf_free(&out);
+    return st;
+}
+
+mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
+{
+    char path[MODEL_PATH_MAX], device[96];
+    struct bench b = { .f = f, .path = path, .n_prompt = (int32_t)f->prompt_tokens.i, .n_tokens = (int32_t)f->tokens.i,
+                       .n_rounds = (int32_t)f->repeat.i };
+    bool features = strcmp(f->run.s, "features") == 0;
+    (void)exit_status;
+    MB_TRY(model_find(f, n_pos > 0 ? pos[0] : NULL, true, path, err));
+    MB_TRY(mb_device_text(f->cpu_level.given ? f->cpu_level.s : NULL, device, err));
+    buf_init(&b.rows, 1 << 20);
+    if (!f->json.b)
+        printf("%s\n  prompt %d tokens, then %d; median of %d\n  tier kv  requests    prompt          first token  generation\n",
+               path, (int)b.n_prompt, (int)b.n_tokens, (int)b.n_rounds);
+    int32_t batch = f->batch.given ? (int32_t)f->batch.i : features ? 8 : 1;
+    mb_status st = features ? run_features(&b, batch, err) : run_speed(&b, batch, err);
+    if (st == MB_OK && f->json.b) st = print_json(&b, device, err);
+    buf_free(&b.rows);
+    return st;
+}
