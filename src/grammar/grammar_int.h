@@ -317,7 +317,8 @@ struct machine {
     struct local **locals;  /* [n_states], NULL until the first */
     size_t local_bytes;     /* of those that only this machine holds */
     uint32_t *bits, *out;   /* scratch [n_words]: of learning a state, of a mask */
-    uint32_t *depth_config; /* scratch [max_len + 2] */
+    uint32_t *depth_config; /* scratch [2 * (max_len + 2)] */
+    bool learning;          /* a state is being learnt as the base of another */
     struct frontier frontier;
     uint64_t hits, misses, collections;
 };
@@ -349,6 +350,7 @@ void mask_get(struct machine *m, uint32_t config, uint32_t *bits, size_t n_words
 void mask_drop_all(struct machine *m);
 /* Tokens below `node` of the trie that `config`, standing there, lets through; with a frontier, also the nodes where
  * the local configuration may leave its rule and tokens go on. */
+void frontier_add(struct machine *m, struct frontier *f, uint32_t node);
 void trie_walk(struct machine *m, uint32_t node, uint32_t config, uint32_t *bits, struct frontier *f);
 
 /* local.c: what a state lets through without looking at the stack, and where it needs the stack. */

@@ -70,15 +70,9 @@ static void shared_add(struct grammar_vocab *v, struct local *l)
     pthread_mutex_unlock(&v->lock);
 }
 
-static struct local *learn(struct machine *m, uint32_t state)
+/* A table from m->bits and m->frontier. */
+static struct local *local_new(struct machine *m, size_t n_words)
 {
-    size_t n_words = ((size_t)m->v->n_vocab + 31) / 32;
-    uint32_t config = machine_item(m, (struct item){ state, CELL_LOCAL });
-    if (!config) return NULL;
-    memset(m->bits, 0, n_words * sizeof *m->bits);
-    m->frontier.n = 0;
-    trie_walk(m, 0, config, m->bits, &m->frontier);
-    if (m->status != MB_OK) return NULL;
     size_t bytes = sizeof(struct local) + (n_words + m->frontier.n) * sizeof(uint32_t);
     struct local *l = mb_calloc(1, bytes);
     if (!l) {
@@ -93,6 +87,101 @@ static struct local *learn(struct machine *m, uint32_t state)
     memcpy(l->bits, m->bits, n_words * sizeof *l->bits);
     if (l->n_frontier) memcpy(l->frontier, m->frontier.nodes, l->n_frontier * sizeof *l->frontier);
     return l;
+}
+
+/* --- learning by difference --- */
+
+#define VISITED_EXITS 0x80000000u
+
+/* Walk with two configurations at once. Where they come to stand at the same place, all tokens below behave as those of
+ * the base, whose bits are already there; only the other nodes are decided anew. m->frontier receives those, ascending,
+ * marked where the rule may end. */
+static void walk_difference(struct machine *m, uint32_t config, uint32_t base)
+{
+    const struct grammar_vocab *v = m->v;
+    uint32_t *at = m->depth_config, *base_at = m->depth_config + v->max_len + 2;
+    at[0] = config;
+    base_at[0] = base;
+    for (uint32_t i = 1; i < v->n_nodes && m->status == MB_OK;) {
+        const struct trie_node *n = &v->nodes[i];
+        uint32_t to = machine_next(m, at[n->depth - 1], n->byte), base_to = machine_next(m, base_at[n->depth - 1], n->byte);
+        if (to == base_to || !machine_spend(m, 4)) {
+            i += n->size;
+            continue;
+        }
+        for (int32_t id = n->token; id >= 0; id = v->same[id]) {
+            m->bits[id >> 5] &= ~(1u << (id & 31));
+            if (to != CONFIG_DEAD) m->bits[id >> 5] |= 1u << (id & 31);
+        }
+        bool exits = (m->configs[to].flags & CF_EXITS) && n->size > 1;
+        frontier_add(m, &m->frontier, exits ? i | VISITED_EXITS : i);
+        at[n->depth] = to;
+        base_at[n->depth] = base_to;
+        i++;
+    }
+}
+
+/* m->frontier: visited nodes become the frontier, together with the base's nodes that were not visited. */
+static void merge_frontier(struct machine *m, const struct local *base)
+{
+    uint32_t n = m->frontier.n, k = 0;
+    for (uint32_t i = 0; i < base->n_frontier && m->status == MB_OK; i++) frontier_add(m, &m->frontier, 0);
+    if (m->status != MB_OK) return;
+    uint32_t *all = m->frontier.nodes, *visited = all + base->n_frontier, out = 0; /* the visited ones move to the end */
+    memmove(visited, all, n * sizeof *all);
+    for (uint32_t i = 0; i < n || k < base->n_frontier;) {
+        uint32_t node = i < n ? visited[i] & ~VISITED_EXITS : UINT32_MAX;
+        if (k < base->n_frontier && base->frontier[k] < node) {
+            all[out++] = base->frontier[k++];
+            continue;
+        }
+        if (k < base->n_frontier && base->frontier[k] == node) k++;
+        bool exits = visited[i++] & VISITED_EXITS;
+        if (exits) all[out++] = node;
+    }
+    m->frontier.n = out;
+}
+
+/* A state that this one goes to with ordinary characters and that has tables, or may get them: inside a text most
+ * states differ from it by a few tokens only. UINT32_MAX: none. */
+static uint32_t neighbour(struct machine *m, uint32_t state, uint32_t config)
+{
+    static const uint8_t samples[] = { 'q', 'z', '7', ' ', '#' };
+    for (size_t i = 0; i < sizeof samples && m->status == MB_OK; i++) {
+        const struct config *c = &m->configs[machine_next(m, config, samples[i])];
+        if (c->n_items != 1 || c->flags || c->items[0].stack != CELL_LOCAL || c->items[0].state == state) continue;
+        if (m->p->states[c->items[0].state].wide) return c->items[0].state;
+    }
+    return UINT32_MAX;
+}
+
+static const struct local *base_of(struct machine *m, uint32_t state, uint32_t config, uint32_t *base_state)
+{
+    if (m->learning) return NULL;
+    *base_state = neighbour(m, state, config);
+    if (*base_state == UINT32_MAX) return NULL;
+    m->learning = true;
+    const struct local *base = local_get(m, *base_state);
+    m->learning = false;
+    return base;
+}
+
+static struct local *learn(struct machine *m, uint32_t state)
+{
+    size_t n_words = ((size_t)m->v->n_vocab + 31) / 32;
+    uint32_t config = machine_item(m, (struct item){ state, CELL_LOCAL }), base_state = 0;
+    if (!config) return NULL;
+    const struct local *base = base_of(m, state, config, &base_state);
+    m->frontier.n = 0;
+    if (base) {
+        memcpy(m->bits, base->bits, n_words * sizeof *m->bits);
+        walk_difference(m, config, machine_item(m, (struct item){ base_state, CELL_LOCAL }));
+        if (m->status == MB_OK) merge_frontier(m, base);
+    } else if (m->status == MB_OK) {
+        memset(m->bits, 0, n_words * sizeof *m->bits);
+        trie_walk(m, 0, config, m->bits, &m->frontier);
+    }
+    return m->status == MB_OK ? local_new(m, n_words) : NULL;
 }
 
 const struct local *local_get(struct machine *m, uint32_t state)

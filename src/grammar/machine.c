@@ -484,7 +484,7 @@ mb_status machine_init(struct machine *m, const struct program *p, struct gramma
     m->work_tag = mb_calloc(m->work_hash_size, sizeof *m->work_tag);
     m->bits = mb_alloc(((size_t)v->n_vocab / 32 + 1) * sizeof *m->bits);
     m->out = mb_alloc(((size_t)v->n_vocab / 32 + 1) * sizeof *m->out);
-    m->depth_config = mb_alloc(((size_t)v->max_len + 2) * sizeof *m->depth_config);
+    m->depth_config = mb_alloc(2 * ((size_t)v->max_len + 2) * sizeof *m->depth_config);
     if (!m->work || !m->work_hash || !m->work_tag || !m->bits || !m->out || !m->depth_config) return MB_NO_MEMORY;
     machine_begin(m);
     return tables_init(m);

@@ -15,7 +15,7 @@ static void set_token(uint32_t *bits, const struct grammar_vocab *v, int32_t id)
     for (; id >= 0; id = v->same[id]) bits[id >> 5] |= 1u << (id & 31);
 }
 
-static void frontier_add(struct machine *m, struct frontier *f, uint32_t node)
+void frontier_add(struct machine *m, struct frontier *f, uint32_t node)
 {
     if (f->n == f->cap) {
         uint32_t want = f->cap ? f->cap * 2 : 256;

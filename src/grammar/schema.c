@@ -76,7 +76,7 @@ static struct choice *choice_new(struct sctx *c, struct conj *j, size_t n, int p
     if (!p) return NULL;
     j->choices = p;
     struct choice *x = &j->choices[j->n_choices];
-    *x = (struct choice){ build_alloc(c->b, n, sizeof(json_t *)), build_alloc(c->b, n, sizeof(json_t *)), n, parent, silent };
+    *x = (struct choice){ build_alloc(c->b, n, sizeof(json_t *)), build_alloc(c->b, n, sizeof(json_t *)), n, parent, silent, -1, false };
     if (!x->branches || !x->extra) return NULL;
     j->n_choices++;
     return x;
@@ -84,8 +84,27 @@ static struct choice *choice_new(struct sctx *c, struct conj *j, size_t n, int p
 
 static void gather(struct sctx *c, struct conj *j, json_t *schema, int parent, bool silent);
 
+enum { MAX_SUBSETS = 4 };
+
+/* Where unevaluated... looks on, each set of branches that may hold together is a branch of its own. */
+static void gather_subsets(struct sctx *c, struct conj *j, json_t *list, int node, bool silent)
+{
+    size_t n = json_array_size(list);
+    struct choice *x = choice_new(c, j, ((size_t)1 << n) - 1, node, silent);
+    for (size_t set = 1; x && set < (size_t)1 << n && c->b->status == MB_OK; set++) {
+        json_t *all = json_array();
+        for (size_t i = 0; all && i < n; i++)
+            if (set >> i & 1) json_array_append(all, json_array_get(list, i));
+        x->branches[set - 1] = schema_own(c, json_pack("{s:o}", "allOf", all));
+    }
+}
+
 static void gather_any(struct sctx *c, struct conj *j, json_t *list, int node, bool silent)
 {
+    if (c->has_unevaluated && json_array_size(list) <= MAX_SUBSETS) {
+        gather_subsets(c, j, list, node, silent);
+        return;
+    }
     struct choice *x = choice_new(c, j, json_array_size(list), node, silent);
     for (size_t i = 0; x && i < x->n; i++) x->branches[i] = json_array_get(list, i);
 }
@@ -120,13 +139,14 @@ static void gather_one(struct sctx *c, struct conj *j, json_t *schema, json_t *l
         branches[i] = json_array_get(list, i);
         extra[i] = cannot ? NULL : others_fail(c, schema, list, i, &cannot);
     }
+    x->silent_extra = true;
     if (cannot) memset(extra, 0, n * sizeof *extra);
 }
 
 static void gather_if(struct sctx *c, struct conj *j, json_t *schema, int node, bool silent)
 {
     json_t *cond = json_object_get(schema, "if"), *yes = json_object_get(schema, "then"), *no = json_object_get(schema, "else");
-    if (!yes && !no) return;
+    if (!yes && !no && !c->has_unevaluated) return;
     json_t *opposite = schema_negate(c, cond);
     if (!opposite) {
         if (c->b->status == MB_OK) schema_unenforced(c, schema, "if", "the opposite of its schema cannot be built");
@@ -138,6 +158,7 @@ static void gather_if(struct sctx *c, struct conj *j, json_t *schema, int node, 
     x->extra[0] = yes;
     x->branches[1] = opposite;
     x->extra[1] = no;
+    x->silent_branch = 1;
 }
 
 static void gather_not(struct sctx *c, struct conj *j, json_t *schema, json_t *inner, int node)
@@ -332,8 +353,8 @@ static struct expr *decide(struct sctx *c, const struct conj *j)
     struct expr_list l = { 0 };
     for (size_t i = 0; i < x.n && c->b->status == MB_OK; i++) {
         struct conj branch = conj_copy(c, j, j->n_choices - 1);
-        gather(c, &branch, x.branches[i], x.parent, x.silent);
-        gather(c, &branch, x.extra[i], x.parent, x.silent);
+        gather(c, &branch, x.branches[i], x.parent, x.silent || (int)i == x.silent_branch);
+        gather(c, &branch, x.extra[i], x.parent, x.silent || x.silent_extra);
         expr_list_add(c->b, &l, decide(c, &branch));
     }
     return c->b->status == MB_OK ? expr_alt_list(c->b, &l) : NULL;

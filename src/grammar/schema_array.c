@@ -134,7 +134,7 @@ static struct expr *containing(const struct array *a, struct expr *met, struct e
     struct graph g = { .n_nodes = 2 + d.n_counts * d.n_met };
     graph_edge_add(b, &g, 0, grid_node(&d, 0, 0), expr_empty(b));
     for (uint32_t n = 0; n < d.n_counts && b->status == MB_OK; n++)
-        for (uint32_t k = 0; k < d.n_met && k <= n; k++) {
+        for (uint32_t k = 0; k < d.n_met; k++) {
             uint32_t from = grid_node(&d, n, k);
             if (a->hi >= 0 && (int64_t)n > a->hi) continue;
             if ((int64_t)n >= a->lo && (int64_t)k >= a->lo_contains) graph_edge_add(b, &g, from, 1, n ? json_ws(b) : expr_empty(b));

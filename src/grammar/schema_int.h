@@ -57,6 +57,7 @@ struct sctx {
     size_t n_negations, cap_negations;
     size_t next_queued;          /* memos below are compiled */
     int depth;
+    bool has_unevaluated;        /* then it matters which of several branches hold */
     size_t n_branches;           /* of the value being compiled */
 };
 
@@ -71,7 +72,9 @@ struct choice {
     json_t **extra;     /* a second schema of the branch, NULL entries none */
     size_t n;
     int parent;
-    bool silent;
+    bool silent;        /* all of it */
+    int silent_branch;  /* the one from a negation, -1 none */
+    bool silent_extra;
 };
 struct conj {
     struct node *nodes;

@@ -27,7 +27,7 @@ static const struct keyword keywords[] = {
     { { "additionalProperties", "enforced", "a key may come twice among the additional ones" }, V_SCHEMA },
     { { "patternProperties", "enforced", "at most 4 patterns at one object" }, V_PATTERN_MAP },
     { { "propertyNames", "partly", "when the names are described by pattern, lengths, format, enum, const" }, V_SCHEMA },
-    { { "minProperties", "enforced", "of the additional keys at most one counts, because they may repeat" }, V_COUNT },
+    { { "minProperties", "partly", "of the additional keys at most one counts, because they may repeat" }, V_COUNT },
     { { "maxProperties", "enforced", "" }, V_COUNT },
     { { "dependentRequired", "enforced", "" }, V_TEXTS_MAP },
     { { "dependentSchemas", "enforced", "" }, V_SCHEMA_MAP },
@@ -209,12 +209,13 @@ static bool wrong(struct sctx *c, const char *path, const char *name, const char
     return false;
 }
 
-static bool check_schema(struct sctx *c, json_t *v, const char *path, const char *base, const char *name)
+/* v lies at `path`, under the keyword `name` of the schema at `of`. */
+static bool check_schema(struct sctx *c, json_t *v, const char *of, const char *path, const char *base, const char *name)
 {
     if (json_is_boolean(v)) return true;
     if (json_is_array(v) && !strcmp(name, "items"))
-        return wrong(c, path, "items", "a schema (a list of schemas is prefixItems since draft 2020-12)");
-    return json_is_object(v) ? schema_check(c, v, path, base) : wrong(c, path, name, "a schema: an object, true or false");
+        return wrong(c, of, "items", "a schema (a list of schemas is prefixItems since draft 2020-12)");
+    return json_is_object(v) ? schema_check(c, v, path, base) : wrong(c, of, name, "a schema: an object, true or false");
 }
 
 static const char *sub_path(struct sctx *c, const char *path, const char *name, size_t len)
@@ -242,7 +243,7 @@ static bool check_schemas(struct sctx *c, json_t *v, const char *path, const cha
         char text[24];
         int len = snprintf(text, sizeof text, "%zu", i);
         const char *p = sub_path(c, list, text, (size_t)len);
-        if (!p || !check_schema(c, json_array_get(v, i), p, base, name)) return false;
+        if (!p || !check_schema(c, json_array_get(v, i), path, p, base, name)) return false;
     }
     return list != NULL;
 }
@@ -274,7 +275,7 @@ static bool check_map(struct sctx *c, json_t *v, const char *path, const char *b
             continue;
         }
         if (kind == V_PATTERN_MAP && !check_pattern(c, key, len, path, name)) return false;
-        if (!check_schema(c, sub, p, base, name)) return false;
+        if (!check_schema(c, sub, path, p, base, name)) return false;
     }
     return map != NULL;
 }
@@ -286,7 +287,7 @@ static bool check_value(struct sctx *c, const struct keyword *k, json_t *v, cons
     case V_ANY: return true;
     case V_SCHEMA: {
         const char *p = sub_path(c, path, name, strlen(name));
-        return p && check_schema(c, v, p, base, name);
+        return p && check_schema(c, v, path, p, base, name);
     }
     case V_SCHEMAS: return check_schemas(c, v, path, base, name);
     case V_SCHEMA_MAP: case V_PATTERN_MAP: case V_TEXTS_MAP: case V_DEPENDENCIES:
@@ -368,6 +369,7 @@ bool schema_check(struct sctx *c, json_t *schema, const char *path, const char *
             return false;
         }
         const struct keyword *k = keyword_find(name);
+        c->has_unevaluated |= !strncmp(name, "unevaluated", 11);
         if (k && !check_value(c, k, json_object_iter_value(it), path, base)) return false;
     }
     c->depth--;

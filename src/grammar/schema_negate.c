@@ -103,6 +103,25 @@ static void negate_items(struct negation *n, json_t *s)
     else if (!schema_is_false(opposite)) add(n, json_pack("{s:s,s:O}", "type", "array", "contains", opposite));
 }
 
+/* An array whose item i is there and against its schema. */
+static void negate_prefix(struct negation *n, json_t *list)
+{
+    for (size_t i = 0; i < json_array_size(list) && !n->cannot; i++) {
+        json_t *opposite = negate(n->c, json_array_get(list, i), n->depth + 1), *prefix;
+        if (!opposite || !(prefix = json_array())) {
+            n->cannot = true;
+            return;
+        }
+        if (schema_is_false(opposite)) {
+            json_decref(prefix);
+            continue;
+        }
+        for (size_t k = 0; k < i; k++) json_array_append_new(prefix, json_true());
+        json_array_append(prefix, opposite);
+        add(n, json_pack("{s:s,s:I,s:o}", "type", "array", "minItems", (json_int_t)i + 1, "prefixItems", prefix));
+    }
+}
+
 static void negate_contains(struct negation *n, json_t *s)
 {
     json_t *opposite = negate(n->c, json_object_get(s, "contains"), n->depth + 1);
@@ -168,6 +187,7 @@ static void negate_keyword(struct negation *n, json_t *s, const char *name, json
     else if (!strcmp(name, "required")) negate_required(n, v);
     else if (!strcmp(name, "properties")) negate_properties(n, v);
     else if (!strcmp(name, "items")) negate_items(n, s);
+    else if (!strcmp(name, "prefixItems")) negate_prefix(n, v);
     else if (!strcmp(name, "contains")) negate_contains(n, s);
     else if (!strcmp(name, "allOf")) negate_each(n, v);
     else if (!strcmp(name, "anyOf")) negate_any(n, v);
