@@ -1,5 +1,5 @@
 /* bench_cpu.c: prefill and decode rates of one model on this machine, straight through the model (engine/direct.h), sampling
- * included. Prints one JSON line: {"prefill_tok_s", "decode_tok_s", "decode_best_tok_s" (the fastest token),
+ * included. Prints one JSON line: {"load_ms", "prefill_tok_s", "decode_tok_s", "decode_best_tok_s" (the fastest token),
  * "barriers_per_token", "barrier_us_per_token" (waited by thread 0)}; with BUSY, that many processes then spin beside a second
  * decode run: "busy_decode_tok_s", "busy_share" (of the first).
  * Usage: bench_cpu DIR TIER(l1|l2|f32) THREADS N_PROMPT N_DECODE [LEVEL|-] [BUSY]
@@ -79,9 +79,11 @@ int main(int argc, char **argv)
     if (n_busy > 64) n_busy = 64;
     int32_t n_prompt = atoi(argv[4]), n_decode = atoi(argv[5]);
     struct device_options dopt = { .n_threads = atoi(argv[3]), .cpu_level = argc > 6 && strcmp(argv[6], "-") != 0 ? argv[6] : NULL, .n_ranks = 1 };
+    int64_t t_load = clock_now_ns();
     if (ops_cpu.device_open(&dev, &dopt, &err) != MB_OK) return fail(&err);
     struct model_options mopt = { .ops = &ops_cpu, .device = dev, .tier = tier_of(argv[2]), .kv_format = -1, .n_rows_max = 1 };
     if (model_open(&model, argv[1], &mopt, &err) != MB_OK) return fail(&err);
+    double load_ms = (double)(clock_now_ns() - t_load) * 1e-6;
     if (direct_open(&d, model, n_prompt + (n_busy ? 2 : 1) * n_decode + 1, &err) != MB_OK) return fail(&err);
     int32_t n_vocab = model_plan_get(model)->n_vocab, id;
     int32_t *ids = malloc((size_t)n_prompt * sizeof *ids);
@@ -93,8 +95,8 @@ int main(int argc, char **argv)
     int64_t t1 = clock_now_ns();
     id = ids[n_prompt - 1];
     if (decode_run(&alone, d, model, &id, n_decode, &err) != MB_OK) return fail(&err);
-    printf("{\"prefill_tok_s\": %.1f, \"decode_tok_s\": %.1f, \"decode_best_tok_s\": %.1f, \"barriers_per_token\": %.0f, "
-           "\"barrier_us_per_token\": %.1f", n_prompt / ((double)(t1 - t0) * 1e-9), n_decode / alone.seconds, 1 / alone.best_s,
+    printf("{\"load_ms\": %.0f, \"prefill_tok_s\": %.1f, \"decode_tok_s\": %.1f, \"decode_best_tok_s\": %.1f, \"barriers_per_token\": %.0f, "
+           "\"barrier_us_per_token\": %.1f", load_ms, n_prompt / ((double)(t1 - t0) * 1e-9), n_decode / alone.seconds, 1 / alone.best_s,
            (double)alone.n_barriers / n_decode, (double)alone.barrier_ns / n_decode * 1e-3);
     if (n_busy > 0) {
         busy_start(pids, n_busy);

@@ -17,18 +17,27 @@
 #include "ops/cpu/sample_int.h"
 #include "ops/ops.h"
 
+/* Packed weights lie one after the other in chunks (weights.c). */
+struct weight_chunk {
+    struct weight_chunk *next;
+    uint8_t *data;
+    size_t size_bytes, used_bytes;
+    int n_weights;          /* alive; the chunk goes with the last */
+};
+
 struct device {
     struct pool *pool;
     struct cpu_kernels kernels;
     char describe[96];
+    struct weight_chunk *chunks; /* the newest first */
     uint8_t *kv;            /* the page pool: reserved address space */
     size_t kv_bytes;
 };
 
 /* weight.impl of this backend. */
 struct cpu_weight_impl {
-    struct cpu_weight packed;   /* packed.data owned (mmap of size_bytes); unused when mapped */
-    size_t size_bytes;
+    struct cpu_weight packed;   /* packed.data lies in chunk; unused when mapped */
+    struct weight_chunk *chunk; /* NULL when mapped */
     bool mapped;                /* gather_only: rows are read from the checkpoint */
     struct weight_source source;
 };
@@ -207,6 +216,10 @@ size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads);
 mb_status cpu_batch_fill(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results,
                          mb_error *err);
 
+/* huge.c: zeroed memory, at a huge page from 2 MB on. reserve_only: address space, memory as it is touched. NULL: none.
+ * Release with the same size. */
+void *huge_map(size_t size_bytes, bool reserve_only);
+void huge_unmap(void *p, size_t size_bytes);
 /* device.c */
 mb_status cpu_device_open(struct device **out, const struct device_options *opt, mb_error *err);
 void cpu_device_close(struct device *d);
@@ -222,6 +235,7 @@ void cpu_page_write(struct device *d, const struct kv_kind *k, int32_t page, con
 mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size_t *bytes, mb_error *err);
 mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err);
 void cpu_weight_free(struct device *d, struct weight *w);
+void cpu_chunks_free(struct device *d); /* all of them: the device closes */
 int32_t cpu_act_group(const struct device *d, const struct weight *w, int32_t source_group);
 void cpu_weight_row(struct device *d, const struct weight *w, int64_t i, float *out);
 /* passes.c: fills passes, tiles, bounds, i_draws from the plan. MB_NO_MEMORY, MB_UNSUPPORTED (a step unknown here). */

@@ -44,7 +44,8 @@ void cpu_device_close(struct device *d)
 {
     if (!d) return;
     pool_close(d->pool);
-    if (d->kv) munmap(d->kv, d->kv_bytes);
+    huge_unmap(d->kv, d->kv_bytes);
+    cpu_chunks_free(d);
     mb_free(d);
 }
 
@@ -61,12 +62,12 @@ void cpu_kv_sizes(struct device *d, struct kv_kind *k)
 
 mb_status cpu_pool_reserve(struct device *d, size_t bytes, mb_error *err)
 {
-    if (d->kv) munmap(d->kv, d->kv_bytes);
+    huge_unmap(d->kv, d->kv_bytes);
     d->kv = NULL;
     d->kv_bytes = 0;
     if (bytes == 0) return MB_OK;
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) return mb_fail(err, MB_NO_MEMORY, "cannot reserve a KV pool of %zu bytes", bytes);
+    void *p = huge_map(bytes, true);
+    if (!p) return mb_fail(err, MB_NO_MEMORY, "cannot reserve a KV pool of %zu bytes", bytes);
     d->kv = p;
     d->kv_bytes = bytes;
     return MB_OK;

@@ -2,7 +2,6 @@
  * begin with (the same share as the matmul's, passes.c), so that memory lies near its reader.
  */
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/mem.h"
 #include "ops/cpu/cpu_int.h"
@@ -29,23 +28,64 @@ mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size
     return MB_OK;
 }
 
-/* Fresh memory of the system. From HUGE_MIN on it begins at a huge page and asks for them: fewer faults while packing, fewer
- * entries of the translation cache while reading. NULL: no memory. Release with munmap of the same size. */
-#define HUGE_BYTES ((size_t)2 << 20)
-#define HUGE_MIN (2 * HUGE_BYTES)
+/* --- chunks: the weights of a model side by side, so that small matrices share huge pages and a thread's stream goes on
+ * from one to the next. Large ones get a chunk of their own. --- */
 
-static uint8_t *map_bytes(size_t size_bytes)
+#define CHUNK_BYTES ((size_t)32 << 20)
+#define CHUNK_ALIGN ((size_t)64)
+
+static struct weight_chunk *chunk_open(struct device *d, size_t size_bytes)
 {
-    size_t extra = size_bytes >= HUGE_MIN ? HUGE_BYTES : 0, page = 4096, whole = (size_bytes + page - 1) / page * page;
-    uint8_t *p = mmap(NULL, whole + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    if (!extra) return p;
-    size_t head = (HUGE_BYTES - (uintptr_t)p % HUGE_BYTES) % HUGE_BYTES;
-    if (head > 0) munmap(p, head);
-    if (extra > head) munmap(p + head + whole, extra - head);
-    madvise(p + head, whole, MADV_HUGEPAGE);
-    return p + head;
+    struct weight_chunk *c = mb_calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->size_bytes = size_bytes;
+    c->data = huge_map(size_bytes, false);
+    if (!c->data) {
+        mb_free(c);
+        return NULL;
+    }
+    c->next = d->chunks;
+    d->chunks = c;
+    return c;
 }
+
+static void chunk_close(struct device *d, struct weight_chunk *c)
+{
+    for (struct weight_chunk **at = &d->chunks; *at; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
+    huge_unmap(c->data, c->size_bytes);
+    mb_free(c);
+}
+
+void cpu_chunks_free(struct device *d)
+{
+    while (d->chunks) chunk_close(d, d->chunks);
+}
+
+/* Room for a weight; *chunk counts it. NULL: no memory. */
+static uint8_t *chunk_take(struct device *d, size_t size_bytes, struct weight_chunk **chunk)
+{
+    struct weight_chunk *c = d->chunks;
+    size_t whole = (size_bytes + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN;
+    while (c && c->size_bytes - c->used_bytes < whole) c = c->next;
+    if (!c) c = chunk_open(d, whole > CHUNK_BYTES / 4 ? whole : CHUNK_BYTES);
+    if (!c) return NULL;
+    uint8_t *p = c->data + c->used_bytes;
+    c->used_bytes += whole;
+    c->n_weights++;
+    *chunk = c;
+    return p;
+}
+
+static void chunk_give(struct device *d, struct weight_chunk *c)
+{
+    if (--c->n_weights == 0) chunk_close(d, c);
+}
+
+/* --- packing --- */
 
 struct pack_job {
     struct pack_source src;
@@ -70,16 +110,10 @@ mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, str
     w->source = *src;
     w->mapped = src->gather_only;
     if (st == MB_OK && !w->mapped) {
-        w->size_bytes = packed_bytes(&w->packed);
-        uint8_t *p = map_bytes(w->size_bytes);
-        if (!p) {
-            w->size_bytes = 0;
-            st = mb_fail(err, MB_NO_MEMORY, "out of memory for %s (%zu bytes packed)", src->name, packed_bytes(&w->packed));
-        } else {
-            j.dst = p;
-            w->packed.data = p;
-            pool_run(d->pool, pack_share, &j);
-        }
+        j.dst = chunk_take(d, packed_bytes(&w->packed), &w->chunk);
+        w->packed.data = j.dst;
+        if (j.dst) pool_run(d->pool, pack_share, &j);
+        else st = mb_fail(err, MB_NO_MEMORY, "out of memory for %s (%zu bytes packed)", src->name, packed_bytes(&w->packed));
     }
     if (st != MB_OK) {
         mb_free(w);
@@ -91,10 +125,9 @@ mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, str
 
 void cpu_weight_free(struct device *d, struct weight *w)
 {
-    (void)d;
     struct cpu_weight_impl *impl = w->impl;
     if (!impl) return;
-    if (impl->size_bytes) munmap((void *)impl->packed.data, impl->size_bytes);
+    if (impl->chunk) chunk_give(d, impl->chunk);
     mb_free(impl);
     w->impl = NULL;
 }
