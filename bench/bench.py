@@ -1,74 +1,301 @@
-"""bench.py: this program against llama.cpp on the same machine, in alternation: `make bench`.
+"""bench.py: this program against llama.cpp on the same machine, in alternation: `make bench`, `make bench QUICK=1`.
 
-The starter (4-bit g32 from its Q4_1 file) against the same weights requantised to Q4_0, llama.cpp's best format of these bits, on 1 and
-2 threads. Each figure is the median of ROUNDS alternating runs. Prints a table and writes bench/results/<date>-<cpu>.json and
-latest.json: {machine, levels, date, rows: [{name, unit, ours, peer, ratio}]}. Usage: bench.py MODEL_DIR FILE.gguf PEER_PYTHON BENCH_CPU
+Writes bench/results/<date>-<cpu>.json and latest.json: machine, levels, date, limits, peer, and rows [{name, unit, ours, peer,
+ratio, bar, pass}] for the lines of the project's speed goals; beside each row the two-thread barrier time and the read bandwidth of that
+minute, since placement of threads and neighbours change every figure. Figures are medians of ROUNDS alternating runs; the peer runs the
+better of its formats of the same bits (Q4_0, Q4_1). Bars are for machines with VNNI: elsewhere bar is null and pass true. A row
+that misses its bar is `pass: false`; the program exits non-zero only when it could not measure, and removes latest.json first.
+
+Usage: bench.py BUILD MODEL_DIR FILE.gguf PEER_PYTHON. Environment: QUICK, ROUNDS, BENCH_GEMMA_DIR and BENCH_GEMMA_GGUF (a Gemma-3-270M
+and its GGUF file, measured when both are given).
 """
 import datetime
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-ROUNDS = int(os.environ.get("ROUNDS", "5"))
-N_PROMPT, N_DECODE = 512, 64
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "results"
+QUICK = os.environ.get("QUICK", "") not in ("", "0")
+ROUNDS = int(os.environ.get("ROUNDS") or (3 if QUICK else 5))
 
 
-def run(*args):
-    done = subprocess.run([str(a) for a in args], capture_output=True, text=True)
+def run(*args, timeout=1800):
+    done = subprocess.run([str(a) for a in args], capture_output=True, text=True, timeout=timeout)
     if done.returncode != 0:
-        raise SystemExit(f"{args[0]} failed: {done.stderr.strip()[-400:]}")
+        raise SystemExit(f"bench: {args[0]} failed: {done.stderr.strip()[-400:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def cpu_name():
+def machine():
     text = Path("/proc/cpuinfo").read_text()
-    found = re.search(r"model name\s*:\s*(.*)", text)
-    flags = re.search(r"flags\s*:\s*(.*)", text).group(1).split()
-    levels = ["portable"] + [n for n, f in (("avx2", "avx2"), ("avx512", "avx512_vnni"), ("amx", "amx_int8")) if f in flags]
-    return (found.group(1).strip() if found else "unknown"), levels
+    flags = set(re.search(r"flags\s*:\s*(.*)", text).group(1).split())
+    levels = ["portable"] + [n for n, f in (("avx2", "avx2"), ("avx-vnni", "avx_vnni"), ("avx512", "avx512_vnni"), ("amx", "amx_int8")) if f in flags]
+    name = re.search(r"model name\s*:\s*(.*)", text)
+    memory = int(re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text()).group(1)) * 1024
+    return {"machine": name.group(1).strip() if name else "unknown", "levels": levels,
+            "limits": {"cores": len(os.sched_getaffinity(0)), "memory_bytes": memory, "load": os.getloadavg()[0]}}
 
 
-def measure(model_dir, gguf, peer_python, bench_cpu, threads, tier):
-    ours, peer = [], []
-    for _ in range(ROUNDS):
-        ours.append(run(bench_cpu, model_dir, tier, threads, N_PROMPT, N_DECODE))
-        peer.append(run(peer_python, HERE / "peer_llama.py", gguf, threads, N_PROMPT, N_DECODE))
-    rows = []
-    for what, key in (("prefill 512", "prefill_tok_s"), ("decode", "decode_tok_s")):
-        a, b = statistics.median(o[key] for o in ours), statistics.median(p[key] for p in peer)
-        ratio = statistics.median(o[key] / p[key] for o, p in zip(ours, peer))
-        rows.append({"name": f"{what}, {tier}, {threads} thread{'s' if threads > 1 else ''}", "unit": "tokens/s", "ours": round(a, 1),
-                     "peer": round(b, 1), "ratio": round(ratio, 2)})
-    rows[-1]["barrier_us_per_token"] = round(statistics.median(o["barrier_us_per_token"] for o in ours), 1)
-    return rows
+class Bench:
+    def __init__(self, build, model_dir, gguf, peer, tmp):
+        self.build, self.model_dir, self.peer_python, self.tmp = Path(build), model_dir, peer, Path(tmp)
+        self.gguf = gguf
+        self.about = machine()
+        self.cores = self.about["limits"]["cores"]
+        self.threads = [1, 2] if self.cores > 1 else [1]
+        self.bars = {"avx512", "avx-vnni"} & set(self.about["levels"])
+        self.rows = []
+        self.minute = {}
+
+    # --- rows ---
+
+    def look(self):
+        """The machine of this minute."""
+        self.minute = {f"read_gb_s_{n}": run(self.build / "bench_text", "machine", n)["read_gb_s"] for n in self.threads}
+        self.minute["barrier_us"] = run(self.build / "bench_text", "machine", self.threads[-1])["barrier_us"]
+
+    def row(self, name, unit, ours, peer=None, ratio=None, bar=None, lower=False, **more):
+        """bar: of the ratio, or of ours where there is none (lower: ours may not be above it)."""
+        bar = bar if self.bars else None
+        measured = ratio if ratio is not None else ours
+        ok = bar is None or (measured <= bar if lower else measured >= bar)
+        row = {"name": name, "unit": unit, "ours": round(ours, 2), "peer": None if peer is None else round(peer, 2),
+               "ratio": None if ratio is None else round(ratio, 3), "bar": bar, "pass": ok, **more, "minute": self.minute}
+        self.rows.append(row)
+        text = f"{name:44} ours {row['ours']:9.2f} {unit:10}"
+        text += "" if peer is None else f" peer {row['peer']:9.2f}"
+        text += "" if ratio is None else f"  ratio {row['ratio']:.2f}"
+        print(text + ("" if bar is None else f"  bar {bar} {'ok' if ok else 'MISSED'}"), flush=True)
+
+    # --- runs ---
+
+    def ours(self, tier, threads, n_prompt, n_decode, model=None):
+        return run(self.build / "bench_cpu", model or self.model_dir, tier, threads, n_prompt, n_decode)
+
+    def peer(self, gguf, threads, n_prompt, n_decode, batch=1, flash="best"):
+        return run(self.peer_python, HERE / "peer_llama.py", gguf, threads, n_prompt, n_decode, batch, flash)
+
+    def best_format(self):
+        """The faster of llama.cpp's formats of these bits, by decode on one thread."""
+        q4_0 = self.tmp / "q4_0.gguf"
+        subprocess.run([self.peer_python, HERE / "peer_llama.py", "--requantise", "q4_0", self.gguf, q4_0], check=True)
+        speed = {f: self.peer(f, 1, 64, 48)["decode_tok_s"] for f in (q4_0, self.gguf)}
+        best = max(speed, key=speed.get)
+        self.format = "Q4_0" if best == q4_0 else "Q4_1"
+        return best
+
+    def pairs(self, gguf, threads, n_prompt, n_decode, rounds, tiers=("l1", "l2"), model=None, flash="best"):
+        """Alternating runs: {tier: [ours]}, [peer]."""
+        ours, peer = {t: [] for t in tiers}, []
+        self.look()
+        for _ in range(rounds):
+            for tier in tiers:
+                ours[tier].append(self.ours(tier, threads, n_prompt, n_decode, model))
+            peer.append(self.peer(gguf, threads, n_prompt, n_decode, 1, flash))
+        return ours, peer
+
+    def compare(self, name, key, ours, peer, bars, threads, **more):
+        for tier, runs in ours.items():
+            a, b = statistics.median(r[key] for r in runs), statistics.median(p[key] for p in peer)
+            ratio = statistics.median(r[key] / p[key] for r, p in zip(runs, peer))
+            extra = {"barriers_per_token": runs[-1]["barriers_per_token"],
+                     "barrier_us_per_token": statistics.median(r["barrier_us_per_token"] for r in runs)} if key == "decode_tok_s" else {}
+            self.row(f"{name}, {tier}, {threads} thread{'s' if threads > 1 else ''}", "tokens/s", a, b, ratio, bars.get(tier), **extra, **more)
+
+    # --- the goals, in their order ---
+
+    def short(self, gguf, label="", model=None):
+        for n in self.threads:
+            ours, peer = self.pairs(gguf, n, 512, 64, ROUNDS, model=model)
+            bars = {"l1": 1.6, "l2": 1.7} if n == 1 else {"l1": 1.8, "l2": 1.8}
+            self.compare("decode" + label, "decode_tok_s", ours, peer, bars, n)
+            self.compare("prefill 512" + label, "prefill_tok_s", ours, peer, {"l1": 1.5, "l2": 2.3}, n)
+
+    def prefill(self, gguf):
+        n = self.threads[-1]
+        ours, peer = self.pairs(gguf, n, 64, 8, ROUNDS)
+        self.compare("prefill 64", "prefill_tok_s", ours, peer, {}, n)
+        ours, peer = self.pairs(gguf, n, 4096, 32, 1 if QUICK else ROUNDS, flash="1")
+        self.compare("prefill 4,096", "prefill_tok_s", ours, peer, {"l1": 2.0, "l2": 2.4}, n)
+
+    def depth(self, gguf):
+        n = self.threads[-1]
+        for depth, bar, label in ((2048, 2.5, "2k"), (8000, 3.0, "8k")):
+            ours, peer = self.pairs(gguf, n, depth, 64, 1 if QUICK else max(1, ROUNDS // 2), flash="1")
+            self.compare(f"decode at {label}", "decode_tok_s", ours, peer, {"l1": bar, "l2": bar}, n)
+
+    def batched(self, gguf):
+        n = self.threads[-1]
+        single, bars = {}, {"l1": 3.5}
+        for batch in (8,) if QUICK else (2, 4, 8):
+            self.look()
+            for tier in ("l1", "l2"):
+                ours, peer = [], []
+                for _ in range(ROUNDS):
+                    got = run(self.build / "mlx-bun", "benchmark", self.model_dir, "--json", "--tier", tier, "--threads", n, "--batch", batch,
+                              "--prompt-tokens", 64, "--tokens", 64, "--repeat", 1)["rows"]
+                    single.setdefault(tier, []).append(got[0]["decode_tok_s"])
+                    ours.append(got[1]["decode_tok_s"])
+                    peer.append(self.peer(gguf, n, 64, 64, batch)["decode_tok_s"])
+                a, b = statistics.median(ours), statistics.median(peer)
+                self.row(f"batch {batch}, {tier}, {n} threads", "tokens/s", a, b, statistics.median(x / y for x, y in zip(ours, peer)),
+                         bars.get(tier) if batch == 8 else None)
+        one = statistics.median(single["l2"])
+        self.row(f"batch 8 against our batch 1, l2, {n} threads", "tokens/s", a, one, a / one, 4.0)
+
+    def large(self):
+        for size in ("1b", "8b"):
+            folder, gguf = self.tmp / size, self.tmp / f"{size}.gguf"
+            run_plain(sys.executable, HERE / "synth.py", size, folder, gguf)
+            n_bytes = (folder / "model.safetensors").stat().st_size
+            for n in self.threads:
+                ours, peer = self.pairs(gguf, n, 32, 16, max(1, ROUNDS // 2), model=folder)
+                self.compare(f"decode, {size.upper()}-shaped layers", "decode_tok_s", ours, peer, {"l1": 1.6, "l2": 1.7} if n == 1 else {"l1": 1.8, "l2": 1.8}, n)
+                for tier, runs in ours.items():
+                    rate = statistics.median(r["decode_tok_s"] for r in runs) * n_bytes / 1e9
+                    read = self.minute[f"read_gb_s_{n}"]
+                    self.row(f"share of read bandwidth, {size.upper()}-shaped, {tier}, {n} threads", "GB/s", rate, read, rate / read, 0.75)
+            gguf.unlink()
+            (folder / "model.safetensors").unlink()
+
+    def gemma(self):
+        model, gguf = os.environ.get("BENCH_GEMMA_DIR"), os.environ.get("BENCH_GEMMA_GGUF")
+        if not model or not gguf:
+            return
+        self.short(gguf, ", Gemma-3-270M", model)
+        n = self.threads[-1]
+        ours, peer = self.pairs(gguf, n, 32000, 32, 1, tiers=("l1",), model=model, flash="1")
+        self.compare("decode at 32k, Gemma-3-270M", "decode_tok_s", ours, peer, {"l1": 3.5}, n)
+        self.tokenizer(model, gguf, "Gemma", 10)
+
+    def start(self):
+        times = []
+        self.look()
+        for _ in range(ROUNDS):
+            begin = time.perf_counter()
+            server = subprocess.Popen([self.build / "mlx-bun", "serve", self.model_dir, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            for line in server.stdout:
+                if "is ready" in line:
+                    times.append(time.perf_counter() - begin)
+                    break
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+        if not times:
+            raise SystemExit("bench: serve did not become ready")
+        self.row("start to ready, 135M", "s", statistics.median(times), bar=0.3, lower=True)
+
+    def tokenizer(self, model, gguf, label, bar):
+        text, code = self.tmp / "text.txt", self.tmp / "code.txt"
+        text.write_bytes(corpus(("docs/**/*.md", "*.md"), ("/usr/share/common-licenses/*", "/usr/share/doc/*/copyright")))
+        code.write_bytes(corpus(("src/**/*.[ch]", "tests/**/*.[ch]", "tests/**/*.py"), ()))
+        self.look()
+        got = run(self.build / "bench_text", "tokenizer", model, self.tmp / "cache", text, code)
+        peer = run(self.peer_python, HERE / "peer_llama.py", "--tokenizer", gguf, text, code)["mb_s"]
+        for i, what in enumerate(("text", "code")):
+            self.row(f"tokenizer, {label}, {what}", "MB/s", got["mb_s"][i], peer[i], got["mb_s"][i] / peer[i])
+            self.rows[-1]["bar"] = bar if self.bars else None # of ours, not of the ratio
+            self.rows[-1]["pass"] = not self.bars or got["mb_s"][i] >= bar
+        self.row(f"tokenizer load from its cache, {label}", "ms", got["load_ms"], bar=10, lower=True, parse_ms=got["parse_ms"])
+
+    def server_path(self):
+        self.look()
+        got = run(self.build / "bench_text", "server", self.model_dir)
+        self.row("server path, CPU a streamed token", "us", got["cpu_us_per_token"], bar=20, lower=True)
+
+    def memory(self):
+        server = subprocess.Popen([self.build / "mlx-bun", "serve", self.model_dir, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            url = next(line.split()[1] for line in server.stdout if line.strip().startswith("url"))
+            body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
+            run("curl", "-s", url + "/completions", "-H", "content-type: application/json", "-d", body)
+            stats = run("curl", "-s", url.replace("/v1", "") + "/stats")
+            rollup = Path(f"/proc/{server.pid}/smaps_rollup").read_text()
+            private = sum(int(v) for v in re.findall(r"Private_(?:Clean|Dirty):\s+(\d+) kB", rollup)) / 1024
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+        weights = (Path(self.model_dir) / "model.safetensors").stat().st_size / 2**20
+        kv = find(stats, "pages_held_bytes", "kv_bytes", "held_bytes") / 2**20
+        allowed = 1.1 * weights + 64 + kv
+        self.row("private memory against 1.1 x weights + 64 MiB + KV", "MiB", private, allowed, private / allowed, 1.0, lower=True)
+
+    def crowded(self, gguf):
+        n = self.threads[-1]
+        quiet = self.ours("l1", n, 64, 64)["decode_tok_s"]
+        loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        try:
+            ours, peer = self.pairs(gguf, n, 64, 64, max(3, ROUNDS // 2), tiers=("l1",))
+        finally:
+            for loop in loops:
+                loop.kill()
+                loop.wait()
+        busy = statistics.median(r["decode_tok_s"] for r in ours["l1"])
+        self.row("decode beside two busy loops against quiet, l1", "tokens/s", busy, quiet, busy / quiet, 0.4)
+        self.compare("decode beside two busy loops", "decode_tok_s", ours, peer, {"l1": 1.0}, n)
+
+
+def run_plain(*args):
+    if subprocess.run([str(a) for a in args]).returncode != 0:
+        raise SystemExit(f"bench: {args[1]} failed")
+
+
+def corpus(inside, outside):
+    names = [p for pattern in inside for p in sorted(ROOT.glob(pattern))]
+    names += [p for pattern in outside for p in sorted(Path("/").glob(pattern.lstrip("/")))]
+    data = b"".join(p.read_bytes() for p in names if p.is_file())[:8 << 20]
+    return data.decode("utf-8", "replace").encode()
+
+
+def find(tree, *keys):
+    """The first of these keys anywhere in a tree; 0 when there is none."""
+    if isinstance(tree, dict):
+        for key in keys:
+            if isinstance(tree.get(key), (int, float)):
+                return tree[key]
+        return next((v for v in (find(t, *keys) for t in tree.values()) if v), 0)
+    return 0
+
+
+def write(bench):
+    date = datetime.date.today().isoformat()
+    result = {**bench.about, "date": date, "peer": f"llama-cpp-python 0.3.36, {bench.format}", "rounds": ROUNDS, "quick": QUICK, "rows": bench.rows}
+    text = json.dumps(result, indent=1) + "\n"
+    short = re.sub(r"[^a-z0-9]+", "-", bench.about["machine"].lower()).strip("-")[:40]
+    (RESULTS / f"{date}-{short}.json").write_text(text)
+    (RESULTS / "latest.json").write_text(text)
+    missed = [r["name"] for r in bench.rows if not r["pass"]]
+    print(f"{len(bench.rows)} rows, {len(missed)} below their bar" + "".join("\n  " + m for m in missed))
 
 
 def main():
-    model_dir, gguf, peer_python, bench_cpu = sys.argv[1:5]
-    name, levels = cpu_name()
+    build, model_dir, gguf, peer = sys.argv[1:5]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "latest.json").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as tmp:
-        q4_0 = Path(tmp) / "q4_0.gguf"
-        subprocess.run([peer_python, HERE / "peer_llama.py", "--q4_0", gguf, q4_0], check=True)
-        rows = []
-        for threads in (1, 2):
-            for tier in ("l1", "l2"):
-                for row in measure(model_dir, q4_0, peer_python, bench_cpu, threads, tier):
-                    rows.append(row)
-                    print(f"{row['name']:28} ours {row['ours']:8.1f}  llama.cpp {row['peer']:8.1f}  ratio {row['ratio']:.2f}", flush=True)
-    date = datetime.date.today().isoformat()
-    result = {"machine": name, "levels": levels, "date": date, "peer": "llama-cpp-python 0.3.36, Q4_0", "rounds": ROUNDS, "rows": rows}
-    text = json.dumps(result, indent=1) + "\n"
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    (results / f"{date}-{short}.json").write_text(text)
-    (results / "latest.json").write_text(text)
+        bench = Bench(build, model_dir, gguf, peer, tmp)
+        best = bench.best_format()
+        bench.short(best)
+        bench.prefill(best)
+        bench.depth(best)
+        bench.batched(best)
+        if not QUICK:
+            bench.large()
+            bench.gemma()
+            bench.start()
+            bench.tokenizer(model_dir, gguf, "SmolLM2", 40)
+            bench.server_path()
+            bench.memory()
+            bench.crowded(best)
+        write(bench)
 
 
 main()

@@ -1,7 +1,10 @@
-"""peer_llama.py: prefill and decode rates of llama.cpp (through llama-cpp-python's low-level calls) on one GGUF file.
+"""peer_llama.py: rates of llama.cpp (through llama-cpp-python's low-level calls) on one GGUF file.
 
-Prints one JSON line {"prefill_tok_s", "decode_tok_s"}: the better of flash attention on and off, greedy decoding without
-detokenising. Usage: peer_llama.py FILE.gguf THREADS N_PROMPT N_DECODE ; peer_llama.py --q4_0 FILE.gguf OUT.gguf requantises.
+    peer_llama.py FILE.gguf THREADS N_PROMPT N_DECODE [BATCH] [FLASH]   {"prefill_tok_s", "decode_tok_s"}
+        BATCH sequences decode together (each behind its own prompt); FLASH 0, 1 or "best" of both (the default)
+    peer_llama.py --requantise TYPE FILE.gguf OUT.gguf                  TYPE q4_0 or q4_1
+    peer_llama.py --tokenizer FILE.gguf TEXT...                         {"mb_s": [one a text]}
+Greedy decoding without detokenising.
 """
 import ctypes
 import json
@@ -17,51 +20,97 @@ def quiet():
     return callback
 
 
-def requantise(src, dst):
+def requantise(kind, src, dst):
     params = lc.llama_model_quantize_default_params()
-    params.ftype = lc.LLAMA_FTYPE_MOSTLY_Q4_0
+    params.ftype = {"q4_0": lc.LLAMA_FTYPE_MOSTLY_Q4_0, "q4_1": lc.LLAMA_FTYPE_MOSTLY_Q4_1}[kind]
     params.allow_requantize = True
     if lc.llama_model_quantize(src.encode(), dst.encode(), ctypes.byref(params)) != 0:
         raise SystemExit("llama.cpp could not requantise " + src)
 
 
-def rates(model, threads, n_prompt, n_decode, flash):
+def load(path, vocab_only=False):
+    params = lc.llama_model_default_params()
+    params.vocab_only = vocab_only
+    model = lc.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise SystemExit("llama.cpp could not load " + path)
+    return model
+
+
+def context(model, threads, n_tokens, n_seq, flash):
     params = lc.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = n_prompt + n_decode + 8, 512, 512
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = n_tokens * n_seq, 512, 512, n_seq
     params.n_threads = params.n_threads_batch = threads
     if hasattr(params, "flash_attn_type"):
         params.flash_attn_type = 1 if flash else 0
     else:
         params.flash_attn = flash
     ctx = lc.llama_init_from_model(model, params)
+    if not ctx:
+        raise SystemExit("llama.cpp could not make a context")
+    return ctx
+
+
+def decode(ctx, entries):
+    """One batch of (id, position, sequence, wants logits)."""
+    batch = lc.llama_batch_init(len(entries), 0, 1)
+    batch.n_tokens = len(entries)
+    for i, (token, pos, seq, logits) in enumerate(entries):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, pos, 1, logits
+        batch.seq_id[i][0] = seq
+    rc = lc.llama_decode(ctx, batch)
+    lc.llama_batch_free(batch)
+    if rc != 0:
+        raise SystemExit("llama_decode failed")
+
+
+def rates(model, threads, n_prompt, n_decode, n_seq, flash):
+    ctx = context(model, threads, n_prompt + n_decode + 8, n_seq, flash)
     n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
-    ids = (lc.llama_token * n_prompt)(*[(i * 37 + 11) % n_vocab for i in range(n_prompt)])
+    ids = [(i * 37 + 11) % n_vocab for i in range(n_prompt)]
     begin = time.perf_counter()
-    for first in range(0, n_prompt, 512):
-        part = (lc.llama_token * min(512, n_prompt - first))(*ids[first:first + 512])
-        if lc.llama_decode(ctx, lc.llama_batch_get_one(part, len(part))) != 0:
-            raise SystemExit("llama_decode failed")
+    for seq in range(n_seq):
+        for first in range(0, n_prompt, 512):
+            part = ids[first:first + 512]
+            last = first + len(part) == n_prompt
+            decode(ctx, [(t, first + i, seq, last and i == len(part) - 1) for i, t in enumerate(part)])
     middle = time.perf_counter()
-    one = (lc.llama_token * 1)(ids[n_prompt - 1])
     sampler = lc.llama_sampler_init_greedy()
-    for _ in range(n_decode):
-        if lc.llama_decode(ctx, lc.llama_batch_get_one(one, 1)) != 0:
-            raise SystemExit("llama_decode failed")
-        one[0] = lc.llama_sampler_sample(sampler, ctx, -1)
+    tokens = [ids[-1]] * n_seq
+    for step in range(n_decode):
+        decode(ctx, [(tokens[s], n_prompt + step, s, True) for s in range(n_seq)])
+        tokens = [lc.llama_sampler_sample(sampler, ctx, s) for s in range(n_seq)]
     end = time.perf_counter()
     lc.llama_sampler_free(sampler)
     lc.llama_free(ctx)
-    return n_prompt / (middle - begin), n_decode / (end - middle)
+    return n_seq * n_prompt / (middle - begin), n_seq * n_decode / (end - middle)
+
+
+def tokenizer_rates(path, texts):
+    vocab = lc.llama_model_get_vocab(load(path, vocab_only=True))
+    out = []
+    for name in texts:
+        data = open(name, "rb").read()
+        room = (lc.llama_token * (len(data) + 16))()
+        begin = time.perf_counter()
+        if lc.llama_tokenize(vocab, data, len(data), room, len(room), False, False) < 0:
+            raise SystemExit("llama_tokenize failed")
+        out.append(round(len(data) / 1e6 / (time.perf_counter() - begin), 2))
+    print(json.dumps({"mb_s": out}))
 
 
 def main():
     keep = quiet()
-    if sys.argv[1] == "--q4_0":
-        return requantise(sys.argv[2], sys.argv[3])
+    if sys.argv[1] == "--requantise":
+        return requantise(*sys.argv[2:5])
     lc.llama_backend_init()
-    model = lc.llama_model_load_from_file(sys.argv[1].encode(), lc.llama_model_default_params())
+    if sys.argv[1] == "--tokenizer":
+        return tokenizer_rates(sys.argv[2], sys.argv[3:])
+    model = load(sys.argv[1])
     threads, n_prompt, n_decode = map(int, sys.argv[2:5])
-    both = [rates(model, threads, n_prompt, n_decode, flash) for flash in (False, True)]
+    n_seq = int(sys.argv[5]) if len(sys.argv) > 5 else 1
+    flash = sys.argv[6] if len(sys.argv) > 6 else "best"
+    both = [rates(model, threads, n_prompt, n_decode, n_seq, f) for f in ((False, True) if flash == "best" else (flash == "1",))]
     print(json.dumps({"prefill_tok_s": round(max(b[0] for b in both), 1), "decode_tok_s": round(max(b[1] for b in both), 1)}))
     del keep
 

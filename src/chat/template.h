@@ -73,6 +73,8 @@ struct chat_templates {
     char *source_of_tool_use;       /* owned; NULL like tool_use */
 };
 mb_status chat_templates_open(struct chat_templates *out, const char *model_dir, mb_error *err);
+/* The same with tokenizer_config.json read already; NULL: there is none. */
+mb_status chat_templates_open_with(struct chat_templates *out, const char *model_dir, const json_t *config, mb_error *err);
 void chat_templates_close(struct chat_templates *t);
 
 #endif

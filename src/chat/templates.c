@@ -86,20 +86,32 @@ static mb_status take_config(struct chat_templates *out, const char *dir, const 
 
 static bool found_any(const struct chat_templates *t) { return t->dflt || t->tool_use; }
 
-static mb_status open_all(struct chat_templates *out, const char *dir, mb_error *err)
+/* Those that stand before tokenizer_config.json. */
+static mb_status open_files(struct chat_templates *out, const char *dir, mb_error *err)
 {
     MB_TRY(take_file(out, dir, "chat_template.jinja", "default", err));
     MB_TRY(take_file(out, dir, "additional_chat_templates/default.jinja", "default", err));
     MB_TRY(take_file(out, dir, "additional_chat_templates/tool_use.jinja", "tool_use", err));
     if (!found_any(out)) MB_TRY(take_config(out, dir, "chat_template.json", err));
-    if (!found_any(out)) MB_TRY(take_config(out, dir, "tokenizer_config.json", err));
     return MB_OK;
 }
 
 mb_status chat_templates_open(struct chat_templates *out, const char *model_dir, mb_error *err)
 {
     *out = (struct chat_templates){ 0 };
-    mb_status st = open_all(out, model_dir, err);
+    mb_status st = open_files(out, model_dir, err);
+    if (st == MB_OK && !found_any(out)) st = take_config(out, model_dir, "tokenizer_config.json", err);
+    if (st != MB_OK) chat_templates_close(out);
+    return st;
+}
+
+mb_status chat_templates_open_with(struct chat_templates *out, const char *model_dir, const json_t *config, mb_error *err)
+{
+    char from[MAX_PATH_BYTES];
+    *out = (struct chat_templates){ 0 };
+    mb_status st = open_files(out, model_dir, err);
+    if (st == MB_OK) st = path_join(from, sizeof from, model_dir, "tokenizer_config.json", err);
+    if (st == MB_OK && !found_any(out)) st = take_json(out, json_object_get(config, "chat_template"), from, err);
     if (st != MB_OK) chat_templates_close(out);
     return st;
 }

@@ -6,18 +6,15 @@
 #include "gen/gen_int.h"
 
 /* Special tokens by name, for templates that use more than bos and eos. */
-static mb_status read_special_tokens(struct gen_renderer *t, const char *dir, mb_error *err)
+static mb_status read_special_tokens(struct gen_renderer *t, const json_t *tc, mb_error *err)
 {
     static const char *const names[] = { "unk_token", "sep_token", "pad_token", "cls_token", "mask_token" };
-    json_t *tc;
-    MB_TRY(defaults_read_json(&tc, dir, "tokenizer_config.json", err));
     t->special_tokens = json_object();
     for (size_t i = 0; t->special_tokens && i < sizeof names / sizeof names[0]; i++) {
         json_t *v = json_object_get(tc, names[i]);
         if (json_is_object(v)) v = json_object_get(v, "content");
         if (json_is_string(v)) json_object_set(t->special_tokens, names[i], v);
     }
-    json_decref(tc);
     return t->special_tokens ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for special tokens");
 }
 
@@ -39,21 +36,34 @@ static void find_markers(struct gen_renderer *t)
     t->close_id = tokenizer_id(t->tok, t->tags->close, strlen(t->tags->close));
 }
 
+/* tokenizer_config.json as the tokenizer kept it; *out NULL: there is none. */
+static mb_status read_config(const struct gen_renderer *t, json_t **out, mb_error *err)
+{
+    size_t len;
+    const char *text = tokenizer_config_text(t->tok, &len);
+    *out = NULL;
+    return len ? json_read(out, text, len, JSON_READ_DEFAULT, err) : MB_OK;
+}
+
 mb_status gen_renderer_open(struct gen_renderer **out, const char *model_dir, const char *cache_dir, enum given_bool thinking,
                             mb_error *err)
 {
     struct gen_renderer *t = mb_calloc(1, sizeof *t);
+    json_t *config = NULL;
     mb_status st;
     *out = NULL;
     if (!t) return mb_fail(err, MB_NO_MEMORY, "no memory for the tokenizer and templates");
     t->thinking = thinking;
     MB_TRY_GOTO(st, tokenizer_open_cached(&t->tok, model_dir, cache_dir, err), failed);
-    MB_TRY_GOTO(st, chat_templates_open(&t->templates, model_dir, err), failed);
-    MB_TRY_GOTO(st, read_special_tokens(t, model_dir, err), failed);
+    MB_TRY_GOTO(st, read_config(t, &config, err), failed);
+    MB_TRY_GOTO(st, chat_templates_open_with(&t->templates, model_dir, config, err), failed);
+    MB_TRY_GOTO(st, read_special_tokens(t, config, err), failed);
+    json_decref(config);
     find_markers(t);
     *out = t;
     return MB_OK;
 failed:
+    json_decref(config);
     gen_renderer_close(t);
     return st;
 }

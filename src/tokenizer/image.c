@@ -11,11 +11,11 @@
 
 #include "tokenizer/tokenizer_int.h"
 
-#define IMAGE_VERSION 3 /* a change of any table, or of what the tables are made from, is a new one */
+#define IMAGE_VERSION 4 /* a change of any table, or of what the tables are made from, is a new one */
 #define IMAGE_ALIGN 64
 static const char image_magic[8] = "mlxbtok";
 
-enum section { SEC_JSON, SEC_SCALARS, SEC_TEXT, SEC_ADDED, SEC_FLAGS, SEC_VOCAB_BLOB, SEC_VOCAB_AT, SEC_VOCAB_SLOTS,
+enum section { SEC_JSON, SEC_CONFIG, SEC_SCALARS, SEC_TEXT, SEC_ADDED, SEC_FLAGS, SEC_VOCAB_BLOB, SEC_VOCAB_AT, SEC_VOCAB_SLOTS,
                SEC_ADDED_BLOB, SEC_ADDED_AT, SEC_ADDED_SLOTS, SEC_RAW_KEYS, SEC_RAW_NODES, SEC_RAW_TOKENS, SEC_NORM_KEYS,
                SEC_NORM_NODES, SEC_NORM_TOKENS, SEC_MERGES, SEC_WORDS, N_SECTIONS };
 
@@ -121,6 +121,7 @@ static void put_all(struct image_writer *w, const struct tokenizer *t, struct st
 {
     buf_append(&w->out, &w->head, sizeof w->head); /* its place */
     put_section(w, SEC_JSON, sections.ptr, sections.len);
+    put_section(w, SEC_CONFIG, t->config.ptr, t->config.len);
     put_scalars(w, t);
     put_added(w, &t->added);
     put_section(w, SEC_TEXT, w->text.data, w->text.len);
@@ -256,6 +257,7 @@ static mb_status take_sections(struct image_reader *r, struct tokenizer *t, mb_e
     const char *text = take(r, SEC_JSON, 1, &n);
     mb_status st = json_read(&root, text, n, JSON_READ_DEFAULT, err);
     if (st == MB_OK) st = load_sections(t, root, err);
+    t->config.ptr = take(r, SEC_CONFIG, 1, &t->config.len);
     t->bpe.cuts = s->cuts != 0;
     memcpy(t->bpe.joined, s->joined, sizeof s->joined);
     json_decref(root);

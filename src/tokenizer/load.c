@@ -125,6 +125,23 @@ static mb_status keep_sections(struct buf *b, json_t *root, mb_error *err)
     return buf_status(b, "tokenizer.json", err);
 }
 
+static mb_status keep_config(struct tokenizer *t, json_t *config, mb_error *err)
+{
+    struct buf b;
+    if (!config) return MB_OK;
+    if (!json_is_object(config)) return mb_fail(err, MB_BAD_FORMAT, "tokenizer_config.json: expected an object");
+    buf_init(&b, TOKENIZER_MAX_FILE);
+    json_object_del(config, "added_tokens_decoder");
+    json_write(&b, config, NULL);
+    mb_status st = buf_status(&b, "tokenizer_config.json", err);
+    if (st == MB_OK) {
+        t->config = (struct str){ arena_strndup(&t->mem, b.data, b.len), b.len };
+        if (!t->config.ptr) st = mb_fail(err, MB_NO_MEMORY, "tokenizer_config.json: no memory");
+    }
+    buf_free(&b);
+    return st;
+}
+
 static mb_status parse(struct tokenizer *t, const char *json, size_t len, const char *config_json, size_t config_len,
                        struct buf *sections, mb_error *err)
 {
@@ -144,6 +161,7 @@ static mb_status parse(struct tokenizer *t, const char *json, size_t len, const 
     }
     if (st == MB_OK) st = load_root(t, root, &parts, err);
     if (st == MB_OK) st = load_config(t, config, err);
+    if (st == MB_OK) st = keep_config(t, config, err);
     if (st == MB_OK && sections) st = keep_sections(sections, root, err);
     json_decref(root);
     json_decref(config);
@@ -164,6 +182,7 @@ struct tokenizer *tokenizer_new(void)
     vocab_init(&t->added_vocab);
     t->bos_id = t->eos_id = -1;
     t->bos_text = t->eos_text = "";
+    t->config = STR_LIT("");
     return t;
 }
 
@@ -235,3 +254,9 @@ int32_t tokenizer_bos_id(const struct tokenizer *t) { return t->bos_id; }
 int32_t tokenizer_eos_id(const struct tokenizer *t) { return t->eos_id; }
 const char *tokenizer_bos_text(const struct tokenizer *t) { return t->bos_text; }
 const char *tokenizer_eos_text(const struct tokenizer *t) { return t->eos_text; }
+
+const char *tokenizer_config_text(const struct tokenizer *t, size_t *len)
+{
+    *len = t->config.len;
+    return t->config.ptr;
+}

@@ -70,6 +70,10 @@ int32_t tokenizer_eos_id(const struct tokenizer *t);
 const char *tokenizer_bos_text(const struct tokenizer *t);
 const char *tokenizer_eos_text(const struct tokenizer *t);
 
+/* tokenizer_config.json without added_tokens_decoder, which is nearly all of it, as JSON text; "" when there is no such
+ * file. Owned by the tokenizer. */
+const char *tokenizer_config_text(const struct tokenizer *t, size_t *len);
+
 /* --- streaming detokeniser: never emits half a character --- */
 struct detok {
     const struct tokenizer *t;

@@ -460,6 +460,7 @@ struct tokenizer {
     int32_t n_vocab;
     int32_t bos_id, eos_id;
     const char *bos_text, *eos_text;
+    struct str config;         /* tokenizer_config.json but its added tokens, as text */
     size_t max_bytes;          /* of a text, that one token can stand for; 0: unbounded */
     struct filemap image;      /* when it was mapped: the large tables lie in there (image.c) */
 };
