@@ -194,18 +194,12 @@ static void put_tool_head(struct buf *out, const struct gen_event *ev)
 }
 
 /* The input as an object; a call that max_tokens cut off has only a beginning of one, which stays text (B-058). */
-static void put_input(struct buf *out, struct str arguments)
+static void put_input(struct buf *out, const struct gen_event *ev)
 {
-    json_t *v = NULL;
-    mb_error why = { 0 };
-    if (arguments.len == 0) {
-        buf_append_str(out, "{}");
-        return;
-    }
-    json_read(&v, arguments.ptr, arguments.len, JSON_READ_ANY, &why);
-    if (json_is_object(v)) buf_append(out, arguments.ptr, arguments.len);
-    else json_write_string(out, arguments.ptr, arguments.len);
-    json_decref(v);
+    struct str a = ev->u.tool.arguments;
+    if (ev->u.tool.partial) json_write_string(out, a.ptr, a.len);
+    else if (a.len == 0) buf_append_str(out, "{}");
+    else buf_append(out, a.ptr, a.len);
 }
 
 static void on_tool(struct anthropic_render *w, const struct gen_event *ev, struct buf *out)
@@ -214,7 +208,7 @@ static void on_tool(struct anthropic_render *w, const struct gen_event *ev, stru
     if (w->n_blocks++ > 0 && !w->stream) buf_append_str(&w->blocks, ", ");
     if (!w->stream) {
         put_tool_head(&w->blocks, ev);
-        put_input(&w->blocks, ev->u.tool.arguments);
+        put_input(&w->blocks, ev);
         buf_append_char(&w->blocks, '}');
         return;
     }

@@ -61,6 +61,7 @@ struct api_request {
     struct arena arena;
     json_t *body;                 /* owned */
     struct buf messages, tools, kwargs, constraint; /* JSON texts (constraint: of its kind) */
+    struct buf warning;           /* what compile left out, for a Warning header; empty: nothing */
     bool stream, include_usage;
     bool want_logprobs;           /* the block is wanted (API-113, API-123) */
     int32_t n_top;                /* 0: the short form */

@@ -19,6 +19,7 @@ mb_status api_request_open(struct api_request **out, const struct api_dialect *d
     buf_init(&r->tools, 0);
     buf_init(&r->kwargs, 0);
     buf_init(&r->constraint, 0);
+    buf_init(&r->warning, 4096);
     mb_status st = json_read(&r->body, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err);
     if (st == MB_OK && !json_is_object(r->body)) st = mb_fail(err, MB_INVALID, "the body must be a JSON object");
     if (st == MB_OK) st = d->compile(r, r->body, err);
@@ -53,6 +54,7 @@ void api_request_close(struct api_request *r)
     if (!r) return;
     if (r->dialect->release) r->dialect->release(r);
     free_texts(r);
+    buf_free(&r->warning);
     mb_free(r);
 }
 

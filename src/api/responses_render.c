@@ -304,7 +304,7 @@ static void on_tool(struct responses_render *w, const struct gen_event *ev, stru
         buf_append_str(out, "}\n\n");
     }
     buf_clear(&item);
-    put_call(w, ev, "completed", arguments, &item);
+    put_call(w, ev, ev->u.tool.partial ? "incomplete" : "completed", arguments, &item); /* B-058 */
     keep(w, out, &item);
     buf_free(&item);
 }

@@ -1,7 +1,7 @@
 /* responses_tools.c: tools of the Responses dialect: flat functions, namespaces of functions, tool_choice in its forms.
  *
  * A namespace's functions are shown to the model under "namespace__name" and come back as calls with both parts. Tools of
- * other types run on the vendor's servers; they are left out, with a line in the debug log (B-085). */
+ * other types run on the vendor's servers; they are left out, and a Warning header names them (B-085). */
 #include <string.h>
 
 #include "api/responses_int.h"
@@ -21,14 +21,27 @@ const char *responses_tool_name(struct arena *a, const char *space, const char *
     return arena_printf(a, "%s%s%s", space, has_end ? "" : "__", name);
 }
 
-static bool is_allowed(struct api_request *r, const struct choice *c, const char *shown)
+/* responses_tool_name(space, name) == shown, without making it. */
+static bool is_shown_as(const char *space, const char *name, const char *shown)
+{
+    size_t n = space ? strlen(space) : 0;
+    if (strncmp(shown, space ? space : "", n) != 0) return false;
+    shown += n;
+    bool has_end = n >= 2 && strcmp(space + n - 2, "__") == 0;
+    if (n > 0 && !has_end) {
+        if (strncmp(shown, "__", 2) != 0) return false;
+        shown += 2;
+    }
+    return strcmp(shown, name) == 0;
+}
+
+static bool is_allowed(const struct choice *c, const char *shown)
 {
     if (!c->allowed) return true;
     for (size_t i = 0; i < json_array_size(c->allowed); i++) {
         const json_t *t = json_array_get(c->allowed, i);
         const char *name = json_string_value(json_object_get(t, "name"));
-        const char *full = name ? responses_tool_name(&r->arena, json_string_value(json_object_get(t, "namespace")), name) : NULL;
-        if (full && strcmp(full, shown) == 0) return true;
+        if (name && is_shown_as(json_string_value(json_object_get(t, "namespace")), name, shown)) return true;
     }
     return false;
 }
@@ -66,11 +79,17 @@ static mb_status function(struct api_request *r, const json_t *tool, const char 
         return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu]%s.parameters must be of type dict", i, space ? ".tools[]" : "");
     const char *shown = responses_tool_name(&r->arena, space, name);
     if (!shown) return mb_fail(err, MB_NO_MEMORY, "no memory for tools");
-    if (!is_allowed(r, c, shown)) return MB_OK;
+    if (!is_allowed(c, shown)) return MB_OK;
     if (c->named && strcmp(c->named, shown) == 0) c->found = true;
     if (space) MB_TRY(remember(r->priv, shown, space, name, err));
     put_function(&r->tools, tool, shown);
     return MB_OK;
+}
+
+static void leave_out(struct api_request *r, const char *type)
+{
+    LOGD("responses", "a tool of type %.64s is left out: this server runs no tools", type);
+    if (r->warning.len < 512) buf_printf(&r->warning, "%s%.64s", r->warning.len ? ", " : "tools left out: ", type);
 }
 
 static mb_status tool(struct api_request *r, const json_t *t, size_t i, struct choice *c, mb_error *err)
@@ -79,7 +98,7 @@ static mb_status tool(struct api_request *r, const json_t *t, size_t i, struct c
     if (!json_is_object(t) || !type) return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu] must be an object with a type", i);
     if (strcmp(type, "function") == 0) return function(r, t, NULL, i, c, err);
     if (strcmp(type, "namespace") != 0) {
-        LOGD("responses", "a tool of type %.64s is left out: this server runs no tools", type);
+        leave_out(r, type);
         return MB_OK;
     }
     const char *space = json_string_value(json_object_get(t, "name"));
@@ -90,7 +109,7 @@ static mb_status tool(struct api_request *r, const json_t *t, size_t i, struct c
         const json_t *inner = json_array_get(list, k);
         const char *kind = json_string_value(json_object_get(inner, "type"));
         if (!kind || strcmp(kind, "function") == 0) MB_TRY(function(r, inner, space, i, c, err));
-        else LOGD("responses", "a tool of type %.64s in a namespace is left out", kind);
+        else leave_out(r, kind);
     }
     return MB_OK;
 }
