@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/errors.h"
+#include "base/filemap.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "convert/convert.h"
@@ -109,6 +110,21 @@ static const char *kv_mode_name(int format)
     return format >= 0 && format < KV_FORMAT_COUNT ? names[format] : "bf16";
 }
 
+/* --adapter: PATH, whose last part is the id, or ID=PATH; id receives it. A bad one fails the start (CFG-083). */
+static mb_status mount_default(struct engine *engine, const char *spec, char id[ENGINE_ADAPTER_ID_BYTES], mb_error *err)
+{
+    struct engine_adapter_entry entry;
+    char path[sizeof entry.path];
+    const char *eq = dir_exists(spec) ? NULL : strchr(spec, '=');
+    if (strlen(spec) >= sizeof path) return mb_fail_at(err, MB_INVALID, "adapter", "the adapter's path is too long");
+    strcpy(path, eq ? eq + 1 : spec);
+    for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = '\0';
+    const char *slash = strrchr(path, '/'), *name = eq ? spec : slash ? slash + 1 : path;
+    snprintf(id, ENGINE_ADAPTER_ID_BYTES, "%.*s", eq ? (int)(eq - spec) : ENGINE_ADAPTER_ID_BYTES - 1, name);
+    MB_TRY(gen_adapter_id_check(id, err));
+    return engine_adapter_mount(engine, id, path, &entry, NULL, err);
+}
+
 static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path, const struct engine_load *load,
                           const struct mb_open_extra *x, mb_error *err)
 {
@@ -120,7 +136,14 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
                                    .n_layer_full = e->loaded.n_layer_full, .n_layer_window = e->loaded.n_layer_window,
                                    .device = e->loaded.device, .tier = tiers[load->tier],
                                    .weight_bytes = e->loaded.weight_bytes, .pool_bytes = e->loaded.pool_bytes,
-                                   .batch = load->engine.batch };
+                                   .batch = load->engine.batch, .embeds = e->loaded.embeds };
+    char adapter[ENGINE_ADAPTER_ID_BYTES];
+    if (x && x->adapter) {
+        mb_status st = mount_default(engine, x->adapter, adapter, err);
+        if (st != MB_OK) engine_close(engine, 0);
+        MB_TRY(st);
+        opt.default_adapter = adapter;
+    }
     if (x) opt.server = x->server;
     if (x) opt.hlg = x->hlg;
     return gen_engine_open(&e->gen, engine, &opt, &info, err);
@@ -135,6 +158,7 @@ mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_optio
     *out = NULL;
     MB_TRY(mb_options_to_load(path, opt, &load, err));
     if (x) load.kv_budget_bytes = x->kv_budget_bytes;
+    if (x) load.max_lora_rank = x->max_lora_rank;
     if (x && x->client_timeout_ms > 0) load.engine.client_timeout_ms = x->client_timeout_ms;
     mb_engine *e = mb_calloc(1, sizeof *e);
     if (!e) return mb_fail(err, MB_NO_MEMORY, "out of memory");

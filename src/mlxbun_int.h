@@ -17,6 +17,8 @@ struct mb_open_extra {
     uint64_t kv_budget_bytes;
     int32_t ring_events;
     int64_t client_timeout_ms;
+    const char *adapter;          /* --adapter: a folder, or ID=folder; mounted and the default for requests */
+    int32_t max_lora_rank;        /* 0 = 64 */
     char cache_dir[1024];         /* tables of the tokenizer are kept below it; "": nowhere */
 };
 mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,

@@ -103,6 +103,21 @@ void api_models_body(struct buf *out, const struct engine_client *client, const 
 mb_status api_tokenize(struct buf *out, const struct engine_client *client, const char *body, size_t len, mb_error *err);
 mb_status api_detokenize(struct buf *out, const struct engine_client *client, const char *body, size_t len,
                          mb_error *err);
+
+/* --- adapters (section 23); problems: one line each of what does not fit --- */
+void api_adapters_list(struct buf *out, const struct engine_client *client);
+void api_adapters_available(struct buf *out, const struct engine_client *client);
+mb_status api_adapter_mount(struct buf *out, struct buf *problems, const struct engine_client *client, const char *body,
+                            size_t len, mb_error *err);
+mb_status api_adapter_unmount(struct buf *out, const struct engine_client *client, const char *id, mb_error *err);
+
+/* --- embeddings (section 18): compile a body, then run it on a thread that may wait --- */
+struct api_embed; /* opaque */
+mb_status api_embed_open(struct api_embed **out, const char *body, size_t len, mb_error *err);
+void api_embed_close(struct api_embed *e); /* NULL is allowed */
+/* gone: see gen_embed_request. The whole answer goes to out. */
+mb_status api_embed_run(struct api_embed *e, const struct engine_client *client, bool (*gone)(void *ctx), void *gone_ctx,
+                        struct buf *out, mb_error *err);
 /* POST /v1/messages/count_tokens: {"input_tokens": N} of the body that /v1/messages would take (Q33). */
 mb_status api_anthropic_count(struct buf *out, const struct api_env *env, const char *body, size_t len, mb_error *err);
 /* GET and DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items (path: what follows "/v1/responses/").

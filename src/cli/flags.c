@@ -152,8 +152,12 @@ static const struct flag_row rows[] = {
 
     /* --- adapters and drafts --- */
     { .name = "adapter", .aliases = "adapter-path", .type = FLAG_STRING, .off = OFF(adapter), .commands = SAMPLED,
-      .state = FLAG_NOT_YET, .unit = "DIR", .help = "mount a LoRA adapter", .note = "Refused, never served without the adapter.",
+      .unit = "[ID=]DIR", .help = "mount a LoRA adapter (MLX or PEFT form) and use it where a request names none",
+      .note = "Its id is the folder's name, or what stands before the =. A folder that cannot be mounted fails the start.",
       .spec = "T1.21 CFG-005 CFG-082 CFG-083" },
+    { .name = "max-lora-rank", .type = FLAG_INT, .off = OFF(max_lora_rank), .dflt = "64", .min = 1, .max = 512,
+      .commands = SAMPLED, .unit = "N", .help = "largest rank of an adapter; scratch memory grows with it",
+      .note = "An adapter above it is refused when it is mounted." },
     { .name = "draft-model", .type = FLAG_STRING, .off = OFF(draft_model), .commands = SAMPLED, .state = FLAG_NOT_YET,
       .unit = "MODEL", .help = "speculate with this model", .spec = "T1.22 CFG-084 CFG-085 CFG-086" },
     { .name = "draft-kind", .type = FLAG_CHOICE, .off = OFF(draft_kind),

@@ -15,7 +15,7 @@ struct flags {
     struct flag_value ssd_cache, ssd_cache_max, ssd_cache_verify, ssd_demote_idle, generation_checkpoint;
     struct flag_value isolate, model_pool, paged_kv, paged_kv_block_size, force_wire, expert_offload;
     /* adapters and drafts */
-    struct flag_value adapter, draft_model, draft_kind, num_draft_tokens, ngram_max, ngram_min, mtp, context_length;
+    struct flag_value adapter, max_lora_rank, draft_model, draft_kind, num_draft_tokens, ngram_max, ngram_min, mtp, context_length;
     /* arithmetic */
     struct flag_value l1, l2, l3, tier, kv_quant, device, cpu_level, threads;
     struct flag_value compiled_decode, compiled_activations, fused_sdpa;

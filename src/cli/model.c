@@ -185,6 +185,8 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     x->max_tokens = f->max_tokens.given ? f->max_tokens.i : -1;
     x->thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
     x->client_timeout_ms = (int64_t)(f->client_timeout.d * 1000);
+    x->adapter = f->adapter.given ? f->adapter.s : NULL;
+    x->max_lora_rank = (int32_t)f->max_lora_rank.i;
     if (model_cache_dir(f, x->cache_dir, sizeof x->cache_dir, NULL) != MB_OK) x->cache_dir[0] = '\0';
     return MB_OK;
 }

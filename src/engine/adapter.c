@@ -132,6 +132,16 @@ int32_t engine_adapter_list(struct engine *e, struct engine_adapter_entry *out, 
     return n;
 }
 
+mb_status engine_adapter_peek(const char *path, struct engine_adapter_entry *out, mb_error *err)
+{
+    const char *slash = strrchr(path, '/');
+    memset(out, 0, sizeof *out);
+    MB_TRY(adapter_peek(&out->info, path, err));
+    snprintf(out->id, sizeof out->id, "%s", slash ? slash + 1 : path);
+    snprintf(out->path, sizeof out->path, "%s", path);
+    return MB_OK;
+}
+
 bool engine_adapter_pin(struct engine *e, const char *const *ids, int32_t n, struct adapter_pin *out, int32_t *missing)
 {
     struct adapter_table *t = &e->adapters;

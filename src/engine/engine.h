@@ -127,6 +127,8 @@ mb_status engine_adapter_mount(struct engine *e, const char *id, const char *pat
                                struct buf *problems, mb_error *err);
 mb_status engine_adapter_unmount(struct engine *e, const char *id, mb_error *err); /* MB_NOT_FOUND */
 int32_t engine_adapter_list(struct engine *e, struct engine_adapter_entry *out, int32_t cap);
+/* What a folder holds, by its configuration and header; its id is its last part. */
+mb_status engine_adapter_peek(const char *path, struct engine_adapter_entry *out, mb_error *err);
 /* All of these names, in stack order, or none: *missing is then the first that is not mounted (or beyond the stack). */
 bool engine_adapter_pin(struct engine *e, const char *const *ids, int32_t n, struct adapter_pin *out, int32_t *missing);
 void engine_adapter_unpin(struct engine *e, struct adapter_pin *pin);

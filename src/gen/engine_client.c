@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/filemap.h"
 #include "gen/gen_int.h"
 
 #define RING_EVENTS 1024
@@ -33,6 +34,17 @@ static const char *copy_or_empty(struct arena *a, const char *s)
     return arena_strdup(a, s ? s : "");
 }
 
+/* Made for embeddings alone? Said by the files of sentence-transformers, else by the name, as with Qwen3-Embedding. */
+static bool is_embedding_model(const char *dir, const char *id)
+{
+    static const char *const files[] = { "modules.json", "config_sentence_transformers.json", "1_Pooling/config.json" };
+    char path[4096];
+    mb_error err;
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        if (path_join(path, sizeof path, dir, files[i], &err) == MB_OK && file_exists(path)) return true;
+    return strcasestr(id, "embedding") != NULL;
+}
+
 static mb_status set_info(struct gen_engine *g, const struct gen_engine_options *opt, const struct gen_model_info *info,
                           mb_error *err)
 {
@@ -42,6 +54,9 @@ static mb_status set_info(struct gen_engine *g, const struct gen_engine_options 
     g->info.kv_mode = copy_or_empty(&g->arena, info->kv_mode);
     g->info.device = copy_or_empty(&g->arena, info->device);
     g->info.tier = copy_or_empty(&g->arena, info->tier);
+    g->default_adapter = copy_or_empty(&g->arena, opt->default_adapter);
+    g->adapter_root = copy_or_empty(&g->arena, opt->adapter_root);
+    g->info.embeds_only = info->embeds && g->info.id && is_embedding_model(opt->model_dir, g->info.id);
     if (g->info.n_context <= 0) g->info.n_context = engine_info(g->engine)->n_context;
     if (g->info.created_unix_s == 0) g->info.created_unix_s = clock_unix_s();
     return g->arena.failed ? mb_fail(err, MB_NO_MEMORY, "no memory for the model's description") : MB_OK;
@@ -50,6 +65,7 @@ static mb_status set_info(struct gen_engine *g, const struct gen_engine_options 
 static void set_options(struct gen_engine *g, const struct gen_engine_options *opt)
 {
     g->opt = *opt;
+    g->opt.default_adapter = g->opt.adapter_root = NULL;
     g->opt.model_dir = g->opt.model_id = g->opt.cache_dir = NULL;
     if (g->opt.n_prepare_workers <= 0) g->opt.n_prepare_workers = 2;
     if (g->opt.n_prepare_workers > GEN_MAX_WORKERS) g->opt.n_prepare_workers = GEN_MAX_WORKERS;
@@ -165,5 +181,7 @@ struct engine_client gen_engine_client(struct gen_engine *g)
 {
     return (struct engine_client){ .ctx = g, .start = stream_start, .count = client_count, .stats = client_stats,
                                    .alive = client_alive, .info = client_info, .piece = client_piece,
-                                   .tokenize = client_tokenize, .detokenize = client_detokenize };
+                                   .tokenize = client_tokenize, .detokenize = client_detokenize, .embed = client_embed,
+                                   .adapter_mount = client_adapter_mount, .adapter_unmount = client_adapter_unmount,
+                                   .adapter_list = client_adapter_list, .adapter_available = client_adapter_available };
 }

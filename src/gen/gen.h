@@ -67,7 +67,7 @@ struct gen_request {
     bool logprobs;                   /* want each token's own */
     int32_t n_top_logprobs;          /* 0 .. 11 */
     struct hlg_values hlg;           /* key by key over the server's */
-    const char *adapter;             /* "a", "a+b", "none" or NULL = default */
+    const char *adapter;             /* "a", "a+b", "none" or NULL = default; names, never paths */
     bool score;                      /* no generation: log-probabilities of the given ids */
     bool raw_split;                  /* no reasoning or tool split (completions) */
     const char *trace_id;
@@ -122,6 +122,27 @@ struct gen_stream; /* one running request; belongs to one consumer thread at a t
 /* Called (any thread, must not block) when a stream that was empty has an event. */
 typedef void (*gen_notify_fn)(void *ctx);
 
+/* Embeddings of texts or ids; borrowed while the call lasts. */
+struct gen_embed_input { struct str text; const int32_t *ids; int32_t n_ids; }; /* ids NULL: the text */
+struct gen_embed_request {
+    const struct gen_embed_input *inputs;
+    int32_t n_inputs;                /* >= 1 */
+    struct str instruction;          /* ptr NULL: none; else "Instruct: ...\nQuery:" goes before each text */
+    bool truncate;                   /* cut inputs that are too long; else they are refused by number */
+    int32_t dimensions;              /* 0 = all */
+    const char *adapter;
+    bool (*gone)(void *ctx);         /* asked now and then: does nobody wait any more? NULL */
+    void *gone_ctx;
+};
+struct gen_embeddings {
+    float *values;                   /* [n][d], each of unit length; owned, gen_embeddings_free */
+    int32_t n, d;
+    int64_t n_tokens, n_cut;         /* computed; left out by truncate */
+};
+void gen_embeddings_free(struct gen_embeddings *e);
+/* May an adapter have this name? MB_INVALID. */
+mb_status gen_adapter_id_check(const char *id, mb_error *err);
+
 /* What serves generation to host and api: in process today, over a socket under --isolate. */
 struct engine_client {
     void *ctx;
@@ -140,6 +161,14 @@ struct engine_client {
     mb_status (*tokenize)(void *ctx, struct str text, bool special, struct arena *a, int32_t **ids, int32_t *n,
                           mb_error *err);
     mb_status (*detokenize)(void *ctx, const int32_t *ids, int32_t n, bool skip_special, struct buf *out, mb_error *err);
+    /* Embeddings; blocks. MB_INVALID on models that make none, MB_CONTEXT_LENGTH names the input. */
+    mb_status (*embed)(void *ctx, const struct gen_embed_request *r, struct gen_embeddings *out, mb_error *err);
+    /* Adapters (engine.h: engine_adapter_*); mounting blocks on disk. */
+    mb_status (*adapter_mount)(void *ctx, const char *id, const char *path, struct engine_adapter_entry *out,
+                               struct buf *problems, mb_error *err);
+    mb_status (*adapter_unmount)(void *ctx, const char *id, mb_error *err);
+    int32_t (*adapter_list)(void *ctx, struct engine_adapter_entry *out, int32_t cap);
+    int32_t (*adapter_available)(void *ctx, struct engine_adapter_entry *out, int32_t cap); /* folders found; reads files */
 };
 
 struct gen_model_info {
@@ -147,6 +176,7 @@ struct gen_model_info {
     const char *path;
     int32_t n_context;
     bool has_template, reasoning, vision;
+    bool embeds, embeds_only;    /* /v1/embeddings answers; nothing else does (MOD-043, Q72) */
     const char *kv_mode;         /* "bf16", "f16", "f32" ... for /stats.kv_quant.mode */
     int32_t n_layer_full, n_layer_window;
     const char *device;          /* "cpu avx2, 2 threads" */
@@ -176,6 +206,8 @@ struct gen_engine_options {
     int n_prepare_workers;           /* 0 = 2 */
     int32_t prepare_queue;           /* 64 */
     int32_t ring_events;             /* events a stream may hold before its row is parked; 0 = 1024 */
+    const char *default_adapter;     /* id for requests that name none; NULL */
+    const char *adapter_root;        /* where training puts adapters; NULL */
     const char *cache_dir;           /* for tables of the tokenizer; NULL: none */
     bool no_grammar;                 /* MLX_BUN_GRAMMAR=0: constraints go into the prompt, with a warning (API-159) */
 };

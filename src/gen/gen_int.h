@@ -41,6 +41,7 @@ struct gen_engine {
     struct gen_engine_options opt;     /* its strings are NULL here; see info */
     struct gen_model_info info;        /* strings in `arena` */
     struct sampler_values model;       /* generation_config.json */
+    const char *default_adapter, *adapter_root; /* "" = none; arena */
     int32_t *end_ids, n_end_ids;       /* union of all sources (B-034); arena */
     int32_t *xtc_exempt, n_xtc_exempt; /* end ids and newline tokens; arena */
     int32_t *close_ids, n_close_ids;   /* what closes a thought by force: its marker, or the tag's tokens; arena */
@@ -114,6 +115,7 @@ struct gen_stream {
     struct gen_request req;            /* deep copy in arena */
     struct arena arena;                /* request-long data: copy, prompt, stop tables */
     struct engine_job job;
+    struct adapter_pin pin;            /* of the job's adapters: from gen_start until the producer is done */
     struct stop_set stops;
     struct tool_set tools;             /* n 0: nothing is converted (API-151) */
     struct constraint_plan plan;
@@ -121,6 +123,17 @@ struct gen_stream {
     int32_t n_choices_made;            /* initialised so far, for freeing */
     bool failed;                       /* an error was delivered */
 };
+
+/* adapters.c: hold the adapters of a spec (NULL: the default); MB_INVALID names what is not mounted */
+mb_status adapters_pin(struct gen_engine *g, const char *spec, struct adapter_pin *out, mb_error *err);
+mb_status client_adapter_mount(void *ctx, const char *id, const char *path, struct engine_adapter_entry *out,
+                               struct buf *problems, mb_error *err);
+mb_status client_adapter_unmount(void *ctx, const char *id, mb_error *err);
+int32_t client_adapter_list(void *ctx, struct engine_adapter_entry *out, int32_t cap);
+int32_t client_adapter_available(void *ctx, struct engine_adapter_entry *out, int32_t cap); /* adapters_available.c */
+
+/* embed.c */
+mb_status client_embed(void *ctx, const struct gen_embed_request *r, struct gen_embeddings *out, mb_error *err);
 
 /* stream.c */
 mb_status stream_start(void *ctx, const struct gen_request *r, gen_notify_fn notify, void *notify_ctx,

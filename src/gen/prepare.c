@@ -132,6 +132,8 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
     job->end_ids = g->end_ids;
     job->n_end_ids = g->n_end_ids;
     job->ignore_eos = s->req.ignore_eos;
+    job->adapters = s->pin.handles;
+    job->n_adapters = s->pin.n;
     job->t_received_ns = s->req.t_received_ns;
     if (s->req.trace_id) strncpy(job->trace_id, s->req.trace_id, sizeof job->trace_id - 1);
     MB_TRY(check_ids(s, engine_info(g->engine)->n_vocab, err));

@@ -62,8 +62,6 @@ static mb_status request_check(const struct gen_request *r, mb_error *err)
     if (r->input == GEN_MESSAGES && !r->messages_json)
         return mb_fail_at(err, MB_INVALID, "messages", "messages are missing");
     if (r->input == GEN_IDS && r->n_ids < 1) return mb_fail_at(err, MB_INVALID, "ids", "the prompt has no token ids");
-    if (r->adapter && strcmp(r->adapter, "none") != 0)
-        return mb_fail_at(err, MB_INVALID, "adapter", "adapter is not mounted; this version has no adapters, use \"none\"");
     return MB_OK;
 }
 
@@ -73,13 +71,17 @@ mb_status stream_start(void *ctx, const struct gen_request *r, gen_notify_fn not
     struct gen_engine *g = ctx;
     *out = NULL;
     MB_TRY(request_check(r, err));
+    if (g->info.embeds_only)
+        return mb_fail(err, MB_INVALID, "%.100s only makes embeddings: use /v1/embeddings", g->info.id);
     if (!engine_alive(g->engine)) return mb_fail(err, MB_ENGINE_DEAD, "the engine has stopped");
     struct gen_stream *s;
     MB_TRY(stream_make(g, r, &s, err));
     s->notify = notify;
     s->notify_ctx = notify_ctx;
-    mb_status st = workers_enqueue(g, s, err);
+    mb_status st = adapters_pin(g, r->adapter, &s->pin, err);
+    if (st == MB_OK) st = workers_enqueue(g, s, err);
     if (st != MB_OK) {
+        engine_adapter_unpin(g->engine, &s->pin);
         stream_free(s);
         return st;
     }
@@ -146,6 +148,7 @@ void stream_error(struct gen_stream *s, mb_status status, const char *text, cons
 void stream_producer_done(struct gen_stream *s)
 {
     struct gen_event ev = { .type = GEN_EV_DONE };
+    engine_adapter_unpin(s->g->engine, &s->pin);
     pthread_mutex_lock(&s->lock);
     s->producer_done = true;
     s->parked = false;

@@ -73,6 +73,7 @@ mb_status server_open(struct server **out, const struct engine_client *client, c
     MB_TRY_GOTO(st, listen_open(s, err), failed);
     MB_TRY_GOTO(st, pump_start(s, err), failed);
     MB_TRY_GOTO(st, work_start(s, err), failed);
+    MB_TRY_GOTO(st, embed_open(s, err), failed);
     MB_TRY_GOTO(st, http_start(s, err), failed);
     warn_if_open(s);
     *out = s;
@@ -186,6 +187,7 @@ void server_close(struct server *s)
         shut_down(s);
     }
     work_stop(s);
+    embed_close(s);
     pump_stop(s);
     listen_close(s);
     if (s->stop_fd >= 0) close(s->stop_fd);

@@ -135,6 +135,7 @@ struct server {
     bool work_quit;
     pthread_t workers[8];
     int n_workers;
+    struct embed_worker *embed;    /* owned; embeddings.c */
 };
 
 /* exchange.c: life and answers; any thread */
@@ -188,6 +189,10 @@ void pump_notify(void *x);                  /* gen_notify_fn */
 bool pump_watch(struct http_exchange *x);   /* HTTP thread, when x becomes pending */
 bool pump_unwatch(struct http_exchange *x); /* HTTP thread, when x is completed; was it watched? */
 
+/* embeddings.c: its queue and thread; closing waits for the request that runs */
+mb_status embed_open(struct server *s, mb_error *err);
+void embed_close(struct server *s);
+
 /* workers.c */
 mb_status work_start(struct server *s, mb_error *err);
 void work_stop(struct server *s);
@@ -216,6 +221,11 @@ void handle_stats(struct http_exchange *x);
 void handle_metrics(struct http_exchange *x);
 void handle_tokenize(struct http_exchange *x);
 void handle_detokenize(struct http_exchange *x);
+void handle_adapters(struct http_exchange *x);
+void handle_adapters_available(struct http_exchange *x);
+void handle_adapter_mount(struct http_exchange *x);
+void handle_adapter_unmount(struct http_exchange *x);
+void handle_embeddings(struct http_exchange *x);
 void handle_root(struct http_exchange *x);
 
 /* sse.c */

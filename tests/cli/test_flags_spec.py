@@ -198,7 +198,6 @@ def test_values_of_rows_without_effect_are_checked(flag, value, words):
 @pytest.mark.parametrize("flags", [
     ["--ssd-cache", "/tmp/x", "--ssd-cache-max", "1"],     # T1.10, T1.11, ENG-054: no disk tier to wait for
     ["--isolate", "--model-pool", "2"],                    # T1.15, T1.16, CFG-017, CFG-069
-    ["--adapter", "x"], ["--adapter-path", "x"],           # T1.21, CFG-030
     ["--draft-model", "x"], ["--draft-kind", "mtp"],       # T1.22, T1.23, ENG-097, ENG-098, ENG-099: no drafts
     ["--kv-quant", "4"], ["--kv-quant", "config"], ["--kv-quant", "turbo"],  # T1.18, ENG-055
 ])
@@ -209,7 +208,7 @@ def test_rows_of_later_versions_are_refused(flags):
 
 def test_cfg005_adapter_path_is_adapter():
     """CFG-005: one flag, one refusal."""
-    assert run("serve", LLAMA, "--adapter-path", "d", status=2).stderr == run("serve", LLAMA, "--adapter", "d", status=2).stderr
+    assert run("serve", LLAMA, "--adapter-path", "d", status=3).stderr == run("serve", LLAMA, "--adapter", "d", status=3).stderr
 
 
 @pytest.mark.parametrize("verb", ["pi", "eval"])
@@ -419,7 +418,7 @@ def test_cfg028_no_thought_unless_asked_for(quiet):
 
 
 def test_cfg030_adapters_in_order(plain, base):
-    """CFG-030: none is mounted in this version: "none" is the base model, every other name is refused by name."""
+    """CFG-030: with none mounted: "none" is the base model, every other name is refused by name (tests/http/test_adapters.py)."""
     assert said(plain.post({**SAMPLED, "adapter": "none"})) == base
     code, text = plain.status({**SAMPLED, "adapter": "mine"})
     assert code == 400 and "adapter" in text

@@ -259,15 +259,15 @@ def test_api020_empty_messages(llama):
 
 
 def test_api021_unknown_adapter(llama):
-    """API-021 API-078: an adapter that is not mounted, alone or in a stack, on both endpoints; "none" is the base model.
-    Mounting is not in this version: the flag is refused, the routes are not there (API-033)."""
+    """API-021 API-078: an adapter that is not mounted, alone or in a stack, on both endpoints; "none" is the base model. API-033:
+    unmounting it gives 404. A flag that names no folder ends the start."""
     for name in ("style", "a+b", "../x"):
         llama.refused(CHAT, {"messages": HELLO, "adapter": name}, "adapter")
         llama.refused(RAW, {"prompt": "a", "adapter": name}, "adapter")
     llama.refused(RAW, {"prompt": "a", "adapter": 3}, "adapter must be of type str")
     assert llama.text(adapter="none", temperature=0) == llama.text(temperature=0)
     p = rig.run("serve", LLAMA, "--port", 0, "--adapter", "x")
-    assert p.returncode == 2 and "--adapter" in p.stderr
+    assert p.returncode == 3 and "not a folder" in p.stderr
     assert llama.http.delete("/v1/adapters/style").status_code == 404
 
 

@@ -286,14 +286,15 @@ def test_eng048_running_client_leaves(long_model):
 
 
 def test_eng044_what_needs_preparation_later(server):
-    """ENG-044, ENG-045, ENG-049: media, grammar and adapters are not in this version: refused by name before anything is queued."""
+    """ENG-044, ENG-045, ENG-049: media are not in this version, an adapter must be mounted, a grammar must be right: refused by
+    name before anything is queued."""
     before = server.get("/stats")["batch"]["submitted_rows"]
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     server.refuses({"messages": [{"role": "user", "content": [part]}]}, "image_url")
-    server.refuses({**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}, "response_format")
-    server.refuses({**HELLO, "guided_regex": "a+"}, "guided_regex")
+    server.refuses({**HELLO, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strng"}}}}, "response_format")
+    server.refuses({**HELLO, "guided_regex": "(a"}, "guided_regex")
     server.refuses({**HELLO, "adapter": "a"}, "adapter")
-    assert server.raw({"path": "/tmp/x"}, "/v1/adapters")[0] == 404
+    assert server.raw({"id": "x", "path": "/nonexistent"}, "/v1/adapters")[0] == 400
     assert server.get("/stats")["batch"]["submitted_rows"] == before
 
 
