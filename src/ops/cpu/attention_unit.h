@@ -20,11 +20,11 @@ struct mk_args {
     const float *a;     /* element (k, r) at a[k * ks + r * rs] */
     int64_t ks, rs;
     const uint8_t *b;   /* row k at b + k * row64_bytes */
-    int64_t k0, k1;
+    int64_t k0, k1, k_all; /* of [0, k_all) */
     float *c;           /* row r at c + r * ld_c */
     int64_t ld_c;
     const float *al;    /* NULL: start from zero */
-    const uint8_t *pf;  /* prefetched alongside row k, or NULL */
+    const uint8_t *pf;  /* as many rows as k_all, prefetched alongside, or NULL */
 };
 
 struct work {
@@ -138,7 +138,7 @@ static void row_pv(struct work *w, int r, const uint8_t *v, int64_t blk, int lo,
 {
     size_t bb = 64 * row64_bytes(w->u->format);
     float one = 1.0f;
-    struct mk_args m = { w->s + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, w->o + r * w->dp + 64 * blk,
+    struct mk_args m = { w->s + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE, w->o + r * w->dp + 64 * blk,
                          w->dp, al ? al : &one, NULL };
     mk_pv(w->u->format, 1, m);
 }
@@ -167,7 +167,7 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
         }
         if (!shared) continue;
         size_t bb = 64 * row64_bytes(w->u->format);
-        struct mk_args m = { w->s + r0 * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi,
+        struct mk_args m = { w->s + r0 * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi, ATTN_TILE,
                              w->o + r0 * w->dp + 64 * blk, w->dp, scale, next ? next + (size_t)blk * bb : NULL };
         mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)
@@ -179,12 +179,12 @@ static void tile_run(struct work *w, int t)
 {
     const struct attn_unit *u = w->u;
     const uint8_t *k = u->page[t], *v = k + (size_t)u->d * row64_bytes(u->format);
-    const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : NULL;
+    const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : u->page_after;
     bool few = w->n_block == 1; /* decode: the memory is what counts */
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
         if (!block_sees(u, r0, r1, t)) continue;
-        struct mk_args m = { w->q + (int64_t)r0 * w->dp, 0, 0, k, 0, u->d, w->s + r0 * ATTN_TILE, ATTN_TILE, NULL,
+        struct mk_args m = { w->q + (int64_t)r0 * w->dp, 0, 0, k, 0, u->d, u->d, w->s + r0 * ATTN_TILE, ATTN_TILE, NULL,
                              few ? v : NULL };
         mk_qk(u->format, r1 - r0, m);
     }

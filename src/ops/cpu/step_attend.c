@@ -138,6 +138,8 @@ static void run_unit(const struct compiled *c, const struct plan_step *s, const 
     for (int j = 0; j < ATTN_SPLIT / KV_PAGE_TOKENS; j++)
         u.page[j] = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv,
                                 base + j * KV_PAGE_TOKENS);
+    if (i_split + 1 < t->split1)
+        u.page_after = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv, base + ATTN_SPLIT);
     c->dev->kernels.attend_unit(&u);
 }
 

@@ -35,7 +35,9 @@ FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_arg
 {
     __m256 acc[R_MAX][8];
     size_t rb = row64_bytes(f);
-    const uint8_t *pf = u0 == 0 ? m->pf : NULL;
+    /* Prefetches are spread over all passes, or the first would wait for memory and the others not use it. */
+    size_t pf_step = rb * (size_t)U / 4;
+    const uint8_t *pf = m->pf ? m->pf + (size_t)(u0 / U) * (size_t)m->k_all * pf_step : NULL;
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(8)
@@ -46,8 +48,8 @@ FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_arg
     const float *a = m->a + m->k0 * m->ks;
     const uint8_t *b = m->b + (size_t)m->k0 * rb;
     for (int64_t k = m->k0; k < m->k1; k++, a += m->ks, b += rb) {
-        if (pf)
-            for (size_t i = 0; i < rb; i += 64) _mm_prefetch((const char *)pf + (size_t)k * rb + i, _MM_HINT_T0);
+        if (pf && (pf_step >= 64 || !(k & 1)))
+            for (size_t i = 0; i < pf_step; i += 64) _mm_prefetch((const char *)pf + (size_t)k * pf_step + i, _MM_HINT_T0);
         UNROLL(4)
         for (int u = 0; u < U; u++) {
             __m256 v0, v1;
