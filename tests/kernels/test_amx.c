@@ -79,6 +79,7 @@ static void test_tiles_pieces(void **state)
         check_tiles(8, 64, DT_F16, (enum act_form)f, 150, PANEL_K + 64, 33, PLAIN);
         check_tiles(4, 128, DT_BF16, (enum act_form)f, 17, PANEL_K * 2 + 128, 17, PLAIN);
         check_tiles(4, 32, DT_BF16, (enum act_form)f, 33, 32 * (PAIR_GROUPS + 3), 5, PLAIN);
+        check_tiles(8, 16, DT_BF16, (enum act_form)f, 24, PANEL_K + 16, 40, PLAIN);
         check_tiles(8, 32, DT_BF16, (enum act_form)f, 20, 32 * (PAIR_GROUPS + 17), 16, PLAIN);
     }
 }

@@ -131,17 +131,36 @@ static void test_levels_quantised(void **state)
 {
     (void)state;
     static const int groups[] = { 32, 64, 128 };
-    static const int64_t ms[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 33 };
+    static const int64_t ms[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 33, 49, 70 };
     static const enum dtype dts[] = { DT_BF16, DT_F16, DT_F32 };
     for (int b = 0; b < 2; b++)
         for (int gi = 0; gi < 3; gi++)
             for (int d = 0; d < 3; d++)
                 for (int f = 1; f < 3; f++)
-                    for (int mi = 0; mi < 11; mi++)
+                    for (int mi = 0; mi < 15; mi++)
                         check_levels(b ? 8 : 4, groups[gi], dts[d], (enum act_form)f, 1 + kt_below(100),
                                      groups[gi] * (1 + kt_below(7)), ms[mi], (enum flavour)kt_below(4));
     for (int i = 0; i < 6; i++) /* groups of 16: the fp4 path */
         check_levels(8, 16, DT_BF16, i & 1 ? ACT_Q8 : ACT_Q16, 40, 16 * (1 + kt_below(9)), 1 + kt_below(7), PLAIN);
+}
+
+/* Every bit width, one group and many; more of k than any kernel takes in one piece; more groups than are gathered at once. */
+static void test_b109_levels_widths_and_pieces(void **state)
+{
+    (void)state;
+    static const int widths[] = { 2, 3, 4, 5, 6, 8 };
+    for (int b = 0; b < 6; b++)
+        for (int f = 0; f < 3; f++) {
+            check_levels(widths[b], 32, DT_BF16, (enum act_form)f, 1 + kt_below(70), 32, 1 + kt_below(70), PLAIN);
+            check_levels(widths[b], 64, DT_F16, (enum act_form)f, 1 + kt_below(150), 64 * (1 + kt_below(5)), 1 + kt_below(70), PLAIN);
+        }
+    for (int f = 1; f < 3; f++) {
+        check_levels(4, 32, DT_BF16, (enum act_form)f, 150, 1600, 50, PLAIN);
+        check_levels(4, 128, DT_BF16, (enum act_form)f, 33, 1664, 64, PLAIN);
+        check_levels(8, 64, DT_F16, (enum act_form)f, 20, 1600, 52, PLAIN);
+        check_levels(4, 32, DT_BF16, (enum act_form)f, 40, 9600, 9, PLAIN);
+        check_levels(8, 32, DT_BF16, (enum act_form)f, 17, 9600, 1, PLAIN);
+    }
 }
 
 static void test_levels_float(void **state)
@@ -154,7 +173,7 @@ static void test_levels_float(void **state)
             for (int d = 0; d < 3; d++)
                 for (int i = 0; i < 4; i++)
                     check_levels(4 * b, b ? groups[gi] : 0, dts[d], ACT_F32, 1 + kt_below(100),
-                                 b ? groups[gi] * (1 + kt_below(5)) : 1 + kt_below(300), 1 + kt_below(11), (enum flavour)kt_below(4));
+                                 b ? groups[gi] * (1 + kt_below(5)) : 1 + kt_below(300), 1 + kt_below(i ? 11 : 70), (enum flavour)kt_below(4));
 }
 
 /* Largest codes and inputs: the sums that come nearest to overflow in narrow accumulators. */
@@ -345,7 +364,8 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_b109_portable_equals_contract), cmocka_unit_test(test_quantise_levels),
-        cmocka_unit_test(test_levels_quantised),              cmocka_unit_test(test_levels_float),
+        cmocka_unit_test(test_levels_quantised),              cmocka_unit_test(test_b109_levels_widths_and_pieces),
+        cmocka_unit_test(test_levels_float),
         cmocka_unit_test(test_levels_extreme),                cmocka_unit_test(test_pack_fp_formats),
         cmocka_unit_test(test_pack_refusals),
     };

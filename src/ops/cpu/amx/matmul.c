@@ -7,7 +7,7 @@
 
 /* Measured on a 16-core machine: from here on tiles are faster. */
 #ifndef AMX_MIN_ROWS
-#define AMX_MIN_ROWS 6
+#define AMX_MIN_ROWS 8
 #endif
 
 static void matmul_q4_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,

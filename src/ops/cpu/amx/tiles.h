@@ -54,7 +54,7 @@ FORCED lanes lanes_zero(void)
 /* Of the 16 floats at p the first n_out exist. */
 FORCED lanes lanes_load(const float *p, int64_t n_out)
 {
-    return _mm512_maskz_loadu_ps(n_out >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n_out) - 1), p);
+    return load16(p, n_out);
 }
 
 FORCED void lanes_store(float *p, int64_t n_out, lanes v)
@@ -67,11 +67,12 @@ FORCED void lanes_scales(enum dtype dt, const uint8_t *p, lanes *s, lanes *b)
     scales_load(dt, p, s, b);
 }
 
-/* (float)(256 * hi + lo), or (float)hi. */
+/* (float)(256 * hi + lo), or (float)hi. The shift is a byte shuffle: it uses the port that tiles leave free. */
 FORCED lanes lanes_sums(bool two, const int32_t *hi, const int32_t *lo)
 {
+    const __m512i up = _mm512_set4_epi32(0x0e0d0cff, 0x0a0908ff, 0x060504ff, 0x020100ff); /* x << 8 */
     __m512i v = _mm512_load_si512(hi);
-    if (two) v = _mm512_add_epi32(_mm512_slli_epi32(v, 8), _mm512_load_si512(lo));
+    if (two) v = _mm512_add_epi32(_mm512_shuffle_epi8(v, up), _mm512_load_si512(lo));
     return _mm512_cvtepi32_ps(v);
 }
 

@@ -83,6 +83,12 @@ FORCED size_t scales_bytes(enum dtype dt)
     return dt == DT_F32 ? 128 : 64;
 }
 
+/* Load 16 floats of which the first n_out exist. */
+FORCED __m512 load16(const float *p, int64_t n_out)
+{
+    return _mm512_maskz_loadu_ps(n_out >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n_out) - 1), p);
+}
+
 /* Store 16 results of which the first n_out exist. */
 FORCED void store16(float *y, int64_t n_out, __m512 v)
 {
