@@ -7,6 +7,8 @@
 static const char *const llama_types[] = { "llama", "mistral", NULL };
 static const char *const qwen2_types[] = { "qwen2", NULL };
 static const char *const qwen3_types[] = { "qwen3", NULL };
+static const char *const qwen3_moe_types[] = { "qwen3_moe", NULL };
+static const char *const mixtral_types[] = { "mixtral", NULL };
 static const char *const smollm3_types[] = { "smollm3", NULL };
 static const char *const phi3_types[] = { "phi3", NULL };
 static const char *const glm4_types[] = { "glm4", NULL };
@@ -18,6 +20,8 @@ static const struct arch_row rows[] = {
     { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral without a window" },
     { "qwen2", qwen2_types, arch_read_qwen2, KV_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
     { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
+    { "qwen3_moe", qwen3_moe_types, arch_read_qwen3_moe, KV_F16, "Qwen3 mixtures of experts (30B-A3B, 235B-A22B)" },
+    { "mixtral", mixtral_types, arch_read_mixtral, KV_F16, "Mixtral: mixtures of experts over the Mistral shape" },
     { "smollm3", smollm3_types, arch_read_smollm3, KV_F16, "SmolLM3: some layers without positions" },
     { "phi3", phi3_types, arch_read_phi3, KV_F16, "Phi-3, Phi-4-mini: fused q k v and gate up, longrope" },
     { "glm4", glm4_types, arch_read_glm4, KV_F16, "GLM-4 (0414): half-rotated interleaved heads, post-norms, fused gate up" },

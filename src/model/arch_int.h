@@ -8,6 +8,8 @@
 mb_status arch_read_llama(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen2(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen3(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_mixtral(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_smollm3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_phi3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_glm4(struct model_spec *s, const json_t *config, mb_error *err);

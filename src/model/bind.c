@@ -37,8 +37,15 @@ static mb_status check_vector(const struct tensor_view *t, int64_t n, mb_error *
     return MB_OK;
 }
 
-static mb_status check_matrix(const struct tensor_view *t, int64_t n, int64_t cols, const char *what, mb_error *err)
+/* [n][cols]; with n_stack > 0 [n_stack][n / n_stack][cols]. */
+static mb_status check_matrix(const struct tensor_view *t, int64_t n, int64_t cols, int32_t n_stack, const char *what, mb_error *err)
 {
+    if (n_stack > 0) {
+        if (t->n_dim == 3 && t->shape[0] == n_stack && t->shape[1] == n / n_stack && t->shape[2] == cols) return MB_OK;
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: found %d dims, the first %lld; wanted [%d, %lld, %lld] (%s)", t->name,
+                       t->n_dim, (long long)(t->n_dim > 0 ? t->shape[0] : 0), (int)n_stack, (long long)(n / n_stack),
+                       (long long)cols, what);
+    }
     if (t->n_dim == 2 && t->shape[0] == n && t->shape[1] == cols) return MB_OK;
     return mb_fail(err, MB_BAD_FORMAT, "tensor %s: found [%lld, %lld], wanted [%lld, %lld] (%s)", t->name,
                    (long long)(t->n_dim > 0 ? t->shape[0] : 0), (long long)(t->n_dim > 1 ? t->shape[1] : 0), (long long)n,
@@ -64,15 +71,15 @@ static mb_status bind_quantised(const struct checkpoint *c, const char *path, co
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds %lld-bit codes by its shape [%lld, %lld], config.json says "
                        "%d bits (%lld words a row)", w->name, (long long)(w->shape[1] * 32 / r->k), (long long)n_file,
                        (long long)w->shape[1], q->bits, (long long)words);
-    MB_TRY(check_matrix(w, n_file, words, "u32 words of the quantised rows", err));
+    MB_TRY(check_matrix(w, n_file, words, r->n_stack, "u32 words of the quantised rows", err));
     if (!scales) return mb_fail(err, MB_NOT_FOUND, "tensor %s.scales is missing", path);
     if (r->k % q->group_size != 0)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s: %lld inputs are no multiple of group size %d", w->name,
                        (long long)r->k, q->group_size);
-    MB_TRY(check_matrix(scales, n_file, r->k / q->group_size, "one scale a group", err));
+    MB_TRY(check_matrix(scales, n_file, r->k / q->group_size, r->n_stack, "one scale a group", err));
     if (q->mode == QUANT_AFFINE) {
         if (!biases) return mb_fail(err, MB_NOT_FOUND, "tensor %s.biases is missing", path);
-        MB_TRY(check_matrix(biases, n_file, r->k / q->group_size, "one bias a group", err));
+        MB_TRY(check_matrix(biases, n_file, r->k / q->group_size, r->n_stack, "one bias a group", err));
         if (biases->dtype != scales->dtype)
             return mb_fail(err, MB_BAD_FORMAT, "tensor %s.biases is %s, its scales are %s", path,
                            dtype_get(biases->dtype)->name, dtype_get(scales->dtype)->name);
@@ -84,8 +91,16 @@ static mb_status bind_quantised(const struct checkpoint *c, const char *path, co
     return MB_OK;
 }
 
-mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
-                      const struct bind_request *r, struct weight_source *out, mb_error *err)
+/* The path of expert i: `pattern` holds one %d. */
+static void expert_path(char *path, size_t cap, const char *pattern, int i)
+{
+    const char *at = strstr(pattern, "%d");
+    snprintf(path, cap, "%.*s%d%s", (int)(at - pattern), pattern, i, at + 2);
+}
+
+/* One tensor, or a triple of codes, scales and biases. */
+static mb_status bind_one(const struct model_spec *s, const struct checkpoint *c, struct arena *a, const struct bind_request *r,
+                          struct weight_source *out, mb_error *err)
 {
     memset(out, 0, sizeof *out);
     char *path = full_path(s, a, r->path);
@@ -108,35 +123,131 @@ mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, st
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes F32, F16, BF16 and MLX affine weights: "
                        "convert it with mlx-bun convert", w->name, dtype_get(w->dtype)->name);
     out->dt = w->dtype;
-    MB_TRY(check_matrix(w, r->n_file ? r->n_file : r->n, r->k, dtype_get(w->dtype)->name, err));
+    MB_TRY(check_matrix(w, r->n_file ? r->n_file : r->n, r->k, r->n_stack, dtype_get(w->dtype)->name, err));
     out->w = w->data + rows_before(r, w);
+    return MB_OK;
+}
+
+/* Experts one by one: their pieces in order, as one matrix. */
+static mb_status bind_listed(const struct model_spec *s, const struct checkpoint *c, struct arena *a, const struct bind_request *r,
+                             struct weight_source *out, mb_error *err)
+{
+    struct weight_slice *slices = arena_alloc_array(a, (size_t)r->n_stack, sizeof *slices);
+    if (!slices) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (int32_t i = 0; i < r->n_stack; i++) {
+        char path[128];
+        struct weight_source one;
+        expert_path(path, sizeof path, r->listed, i);
+        struct bind_request each = { .path = path, .n = r->n / r->n_stack, .k = r->k };
+        MB_TRY(bind_one(s, c, a, &each, &one, err));
+        if (i > 0 && (one.dt != out->dt || one.spec.bits != out->spec.bits || one.spec.group_size != out->spec.group_size ||
+                      one.spec.mode != out->spec.mode))
+            return mb_fail(err, MB_UNSUPPORTED, "tensor %s.weight is stored otherwise than that of expert 0: experts of a layer "
+                           "must be quantised alike", one.name);
+        if (i == 0) *out = one;
+        slices[i] = (struct weight_slice){ one.w, one.scales, one.biases };
+    }
+    out->n = r->n;
+    out->w = out->scales = out->biases = NULL;
+    out->slices = slices;
+    out->n_slices = r->n_stack;
+    return MB_OK;
+}
+
+mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
+                      const struct bind_request *r, struct weight_source *out, mb_error *err)
+{
+    char path[128];
+    if (r->n_stack == 0) return bind_one(s, c, a, r, out, err);
+    expert_path(path, sizeof path, r->listed, 0);
+    char *first = full_path(s, a, path);
+    if (!first) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    return checkpoint_findf(c, "%s.weight", first) ? bind_listed(s, c, a, r, out, err) : bind_one(s, c, a, r, out, err);
+}
+
+/* One matrix of layer i, or `n` rows of a fused one. */
+struct part {
+    const char *name, *fused; /* fused: the matrix that holds it, or NULL */
+    int64_t n, k, first, n_file;
+    struct weight *dst;
+};
+
+static mb_status visit_parts(int i, const struct part *part, size_t n_parts, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    char path[128];
+    for (size_t p = 0; p < n_parts; p++) {
+        snprintf(path, sizeof path, "layers.%d.%s", i, part[p].fused ? part[p].fused : part[p].name);
+        struct bind_request r = { .path = path, .n = part[p].n, .k = part[p].k };
+        if (part[p].fused) {
+            r.first = part[p].first;
+            r.n_file = part[p].n_file;
+        }
+        MB_TRY(visit(ctx, &r, part[p].dst, err));
+    }
+    return MB_OK;
+}
+
+static mb_status visit_attention(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    const struct layer_spec *l = &s->layers[i];
+    struct layer_weights *w = &m->layers[i];
+    int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim, all = nq + 2 * nkv;
+    const char *qkv = s->fused_qkv ? "self_attn.qkv_proj" : NULL;
+    const struct part part[] = {
+        { "self_attn.q_proj", qkv, nq, s->d_model, 0, all, &w->q },
+        { "self_attn.k_proj", qkv, nkv, s->d_model, nq, all, &w->k },
+        { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, all, &w->v },
+        { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o },
+    };
+    return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
+}
+
+static mb_status visit_mlp(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    struct layer_weights *w = &m->layers[i];
+    int64_t d_ff = s->layers[i].d_ff;
+    const char *gate_up = s->fused_gate_up ? "mlp.gate_up_proj" : NULL;
+    const struct part part[] = {
+        { "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate },
+        { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up },
+        { "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down },
+    };
+    return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
+}
+
+static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    const struct layer_spec *l = &s->layers[i];
+    const struct moe_names *names = s->moe;
+    struct layer_weights *w = &m->layers[i];
+    const struct part router = { names->router, NULL, l->n_expert, s->d_model, 0, 0, &w->router };
+    const struct { const char *stacked, *listed; int64_t n, k; struct weight *dst; } part[] = {
+        { "gate_proj", names->gate, l->d_ff, s->d_model, &w->gate },
+        { "up_proj", names->up, l->d_ff, s->d_model, &w->up },
+        { "down_proj", names->down, s->d_model, l->d_ff, &w->down },
+    };
+    char path[128], listed[128];
+    MB_TRY(visit_parts(i, &router, 1, visit, ctx, err));
+    for (int p = 0; p < 3; p++) {
+        snprintf(path, sizeof path, "layers.%d.%s.%s", i, names->stacked, part[p].stacked);
+        snprintf(listed, sizeof listed, "layers.%d.%s.%s", i, names->listed, part[p].listed);
+        struct bind_request r = { .path = path, .n = l->n_expert * part[p].n, .k = part[p].k, .n_stack = l->n_expert,
+                                  .listed = listed };
+        MB_TRY(visit(ctx, &r, part[p].dst, err));
+    }
     return MB_OK;
 }
 
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err)
 {
     const struct model_spec *s = &m->spec;
-    char path[128];
     for (int i = 0; i < s->n_layer; i++) {
-        const struct layer_spec *l = &s->layers[i];
-        struct layer_weights *w = &m->layers[i];
-        int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
-        int64_t n_qkv = s->fused_qkv ? nq + 2 * nkv : 0, n_gate_up = s->fused_gate_up ? 2 * (int64_t)l->d_ff : 0;
-        const char *qkv = s->fused_qkv ? "self_attn.qkv_proj" : NULL, *gate_up = s->fused_gate_up ? "mlp.gate_up_proj" : NULL;
-        const struct { const char *name, *fused; int64_t n, k, first, n_file; struct weight *dst; } part[] = {
-            { "self_attn.q_proj", qkv, nq, s->d_model, 0, n_qkv, &w->q },
-            { "self_attn.k_proj", qkv, nkv, s->d_model, nq, n_qkv, &w->k },
-            { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, n_qkv, &w->v },
-            { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o },
-            { "mlp.gate_proj", gate_up, l->d_ff, s->d_model, 0, n_gate_up, &w->gate },
-            { "mlp.up_proj", gate_up, l->d_ff, s->d_model, l->d_ff, n_gate_up, &w->up },
-            { "mlp.down_proj", NULL, s->d_model, l->d_ff, 0, 0, &w->down },
-        };
-        for (size_t p = 0; p < sizeof part / sizeof part[0]; p++) {
-            snprintf(path, sizeof path, "layers.%d.%s", i, part[p].fused ? part[p].fused : part[p].name);
-            struct bind_request r = { path, part[p].n, part[p].k, false, part[p].first, part[p].n_file };
-            MB_TRY(visit(ctx, &r, part[p].dst, err));
-        }
+        MB_TRY(visit_attention(m, i, visit, ctx, err));
+        if (s->layers[i].mlp == MLP_MOE) MB_TRY(visit_experts(m, i, visit, ctx, err));
+        else MB_TRY(visit_mlp(m, i, visit, ctx, err));
     }
     struct bind_request embed = { .path = "embed_tokens", .n = s->n_vocab, .k = s->d_model, .gather_only = !s->tied_head };
     MB_TRY(visit(ctx, &embed, &m->embed, err));
@@ -210,6 +321,19 @@ struct pack_ctx {
     size_t done_bytes, total_bytes;
 };
 
+/* Its tensors have been read: counted, and their pages go. */
+static void done_with(struct pack_ctx *p, const struct bind_request *r, const char *name)
+{
+    static const char *const suffix[] = { "weight", "scales", "biases" };
+    for (int i = 0; i < 3; i++) {
+        const struct tensor_view *t = checkpoint_findf(p->c, "%s.%s", name, suffix[i]);
+        if (!t) continue;
+        p->done_bytes += r->n_file ? t->size_bytes / (size_t)r->n_file * (size_t)r->n : t->size_bytes;
+        bool last = !r->n_file || r->first + r->n == r->n_file; /* the parts of a fused matrix are read one after another */
+        if (!r->gather_only && last) checkpoint_drop(p->c, t);
+    }
+}
+
 static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err)
 {
     struct pack_ctx *p = ctx;
@@ -219,18 +343,18 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     src.i_module = p->m->n_modules++;
     dst->n = r->n;
     dst->k = r->k;
+    dst->group = src.spec.mode == QUANT_NONE ? 0 : src.spec.group_size;
     dst->i_module = src.i_module;
     dst->name = src.name;
     MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
     MB_TRY(p->m->ops->pack(p->m->device, &src, dst, err));
     p->m->weight_bytes += bytes;
-    const char *suffix[] = { "weight", "scales", "biases" };
-    for (int i = 0; i < 3; i++) {
-        const struct tensor_view *t = checkpoint_findf(p->c, "%s.%s", src.name, suffix[i]);
-        if (!t) continue;
-        p->done_bytes += r->n_file ? t->size_bytes / (size_t)r->n_file * (size_t)r->n : t->size_bytes;
-        bool last = !r->n_file || r->first + r->n == r->n_file; /* the parts of a fused matrix are read one after another */
-        if (!r->gather_only && last) checkpoint_drop(p->c, t);
+    char path[128];
+    if (src.n_slices == 0) done_with(p, r, src.name);
+    for (int i = 0; i < src.n_slices; i++) {
+        expert_path(path, sizeof path, r->listed, i);
+        const char *name = full_path(&p->m->spec, &p->m->arena, path);
+        if (name) done_with(p, r, name);
     }
     if (p->opt->progress && p->total_bytes)
         p->opt->progress(p->opt->progress_ctx, (double)p->done_bytes / (double)p->total_bytes);

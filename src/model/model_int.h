@@ -7,7 +7,8 @@
 
 /* Weights of one layer. Norm vectors are float32 with the family's + 1 folded in. */
 struct layer_weights {
-    struct weight q, k, v, o, gate, up, down;
+    struct weight q, k, v, o, gate, up, down; /* gate, up, down of MLP_MOE: all experts, one below the other */
+    struct weight router;                     /* MLP_MOE */
     const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* NULL = none */
     const float *attn_norm, *mlp_norm, *post_attn_norm, *post_mlp_norm; /* NULL where the family has none */
     const float *q_norm, *k_norm;
@@ -43,6 +44,8 @@ struct bind_request {
     const char *path;     /* module path below the prefix: "layers.0.self_attn.q_proj" */
     int64_t n, k;         /* what the config says */
     bool gather_only;
+    int32_t n_stack;       /* experts of n / n_stack rows each, as one tensor of three dims or one by one; 0 = a plain matrix */
+    const char *listed;    /* n_stack: printf path of one expert's matrix, with its number */
     int64_t first, n_file; /* rows [first, first + n) of a fused matrix of n_file rows; n_file 0: the matrix is not fused */
 };
 /* Look up, check shapes against the config and the quantisation entry, and describe the source. MB_BAD_FORMAT names the

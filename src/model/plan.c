@@ -3,6 +3,7 @@
  *
  *   embed -> residual
  *   per layer: norm -> attn_in; linear q k v; rope + KV write -> q'; attend -> attn_out; linear o (+ residual)
+ *              (experts: norm -> mlp_in; linear router; route; experts (+ residual))
  *              norm -> mlp_in;  linear gate up; glu -> down_in; linear down (+ residual)
  *   draws -> final norm -> head_in; linear head -> logits; sample
  * With post-norms (gemma) o and down write to `branch`, and a norm adds that to the residual.
@@ -18,7 +19,7 @@
 
 /* Buffers of the plan; linear inputs by (group) as their readers ask. */
 struct plan_bufs {
-    buf_id residual, q, k, v, q_rot, attn, branch, gate, up, draw_residual, logits;
+    buf_id residual, q, k, v, q_rot, attn, branch, gate, up, router, route, draw_residual, logits;
     buf_id lora_in, draw_lora_in; /* float copies of what a norm gives to linears; -1 without adapters */
 };
 
@@ -67,8 +68,7 @@ static struct plan_step *add_step(struct writer *w, enum step_op op, int i_layer
 /* Group of activations that a weight wants: its own, or 0 for floats. */
 static int32_t weight_group(const struct writer *w, const struct weight *x)
 {
-    struct quant_spec q = quant_config_get(w->m->spec.quant, x->name);
-    return w->m->ops->act_group(w->m->device, x, q.group_size);
+    return w->m->ops->act_group(w->m->device, x, x->group);
 }
 
 /* Linear inputs named `name` for up to n weights of width k: one buffer per distinct group, listed in step->outs. copy: the
@@ -187,6 +187,42 @@ static void add_attention(struct writer *w, int i_layer)
     if (spec->post_norms) add_post_norm(w, i_layer, lw->post_attn_norm);
 }
 
+/* The norm's linear inputs serve the router and the experts alike. */
+static void add_moe(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    const struct layer_spec *l = &spec->layers[i_layer];
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    const struct weight *readers[3] = { &lw->router, &lw->gate, &lw->up };
+    buf_id in_of[3];
+    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->mlp_norm), "mlp_in", readers, 3, false, w->b.lora_in, in_of);
+    if (in_of[1] != in_of[2]) {
+        w->failed = true;
+        mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
+        return;
+    }
+    struct part router = { &lw->router, NULL, w->b.router, false };
+    add_linears(w, i_layer, &router, in_of, 1, 0);
+    struct plan_step *s = add_step(w, STEP_ROUTE, i_layer, w->b.router, w->b.route);
+    s->u.route.n_expert = l->n_expert;
+    s->u.route.top_k = l->top_k;
+    s->u.route.kind = spec->route;
+    s->u.route.normalise = spec->route_normalise;
+    s = add_step(w, STEP_EXPERTS, i_layer, in_of[1], spec->post_norms ? w->b.branch : -1);
+    s->add_to = spec->post_norms ? -1 : w->b.residual;
+    s->u.experts.route = w->b.route;
+    s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, lw->down.k, weight_group(w, &lw->down), false);
+    if (s->u.experts.hidden >= 0) w->p->bufs[s->u.experts.hidden].n_slots = l->top_k;
+    s->u.experts.gate = &lw->gate;
+    s->u.experts.up = &lw->up;
+    s->u.experts.down = &lw->down;
+    s->u.experts.n_expert = l->n_expert;
+    s->u.experts.top_k = l->top_k;
+    s->u.experts.width = l->d_ff;
+    s->u.experts.kind = spec->glu;
+    if (spec->post_norms) add_post_norm(w, i_layer, lw->post_mlp_norm);
+}
+
 static void add_mlp(struct writer *w, int i_layer)
 {
     const struct model_spec *spec = &w->m->spec;
@@ -224,12 +260,14 @@ static void add_head(struct writer *w)
 static void add_all_bufs(struct writer *w)
 {
     const struct model_spec *s = &w->m->spec;
-    int64_t nq = 0, nkv = 0, ff = 0;
+    int64_t nq = 0, nkv = 0, ff = 0, n_expert = 0, top_k = 0;
     for (int i = 0; i < s->n_layer; i++) {
         const struct layer_spec *l = &s->layers[i];
         if ((int64_t)l->n_head * l->head_dim > nq) nq = (int64_t)l->n_head * l->head_dim;
         if ((int64_t)l->n_head_kv * l->head_dim > nkv) nkv = (int64_t)l->n_head_kv * l->head_dim;
-        if (l->d_ff > ff) ff = l->d_ff;
+        if (l->mlp == MLP_GATED && l->d_ff > ff) ff = l->d_ff;
+        if (l->mlp == MLP_MOE && l->n_expert > n_expert) n_expert = l->n_expert;
+        if (l->mlp == MLP_MOE && l->top_k > top_k) top_k = l->top_k;
     }
     w->b.residual = add_buf(w, "residual", BUF_F32, s->d_model, 0, false);
     w->b.q = add_buf(w, "q", BUF_F32, nq, 0, false);
@@ -238,8 +276,10 @@ static void add_all_bufs(struct writer *w)
     w->b.q_rot = add_buf(w, "q_rot", BUF_F32, nq, 0, false);
     w->b.attn = add_buf(w, "attn", BUF_F32, nq, 0, false);
     w->b.branch = s->post_norms ? add_buf(w, "branch", BUF_F32, s->d_model, 0, false) : -1;
-    w->b.gate = add_buf(w, "gate", BUF_F32, ff, 0, false);
-    w->b.up = add_buf(w, "up", BUF_F32, ff, 0, false);
+    w->b.gate = ff > 0 ? add_buf(w, "gate", BUF_F32, ff, 0, false) : -1;
+    w->b.up = ff > 0 ? add_buf(w, "up", BUF_F32, ff, 0, false) : -1;
+    w->b.router = n_expert > 0 ? add_buf(w, "router", BUF_F32, n_expert, 0, false) : -1;
+    w->b.route = top_k > 0 ? add_buf(w, "route", BUF_F32, 2 * top_k, 0, false) : -1;
     w->b.draw_residual = add_buf(w, "draw_residual", BUF_F32, s->d_model, 0, true);
     w->b.lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "lora_in", BUF_F32, s->d_model, 0, false) : -1;
     w->b.draw_lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "draw_lora_in", BUF_F32, s->d_model, 0, true) : -1;
@@ -268,7 +308,8 @@ mb_status plan_build(struct model *m, mb_error *err)
     for (int i = 0; i < m->spec.n_layer; i++) {
         p->layer_first[i] = p->n_steps;
         add_attention(&w, i);
-        add_mlp(&w, i);
+        if (m->spec.layers[i].mlp == MLP_MOE) add_moe(&w, i);
+        else add_mlp(&w, i);
     }
     p->layer_first[m->spec.n_layer] = p->n_steps;
     p->boundary[p->n_boundary++] = w.b.residual;

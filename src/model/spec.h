@@ -35,7 +35,8 @@ struct layer_spec {
     enum attn_kind attn;
     enum mlp_kind mlp;
     int32_t n_head, n_head_kv, head_dim;
-    int32_t d_ff;                    /* MLP_GATED: intermediate size */
+    int32_t d_ff;                    /* intermediate size; MLP_MOE: of one expert */
+    int32_t n_expert, top_k;         /* MLP_MOE */
     int32_t window;                  /* ATTN_SLIDING: keys a query sees, itself included */
     int32_t i_rope;                  /* index in model_spec.ropes; -1 = no position encoding */
     int16_t i_kind, i_in_kind;       /* KV kind and place in it (set by model_spec_finish) */
@@ -47,6 +48,10 @@ struct layer_spec {
 
 /* Module names of the norms of a layer; the two behind the blocks are read with post_norms only. */
 struct norm_names { const char *attn, *post_attn, *mlp, *post_mlp; };
+
+/* Module names of a mixture: `router` and `stacked` (gate_proj, up_proj, down_proj of all experts in one tensor of three
+ * dims) below the layer; or one by one: `listed` with the number of the expert, then its own three names. */
+struct moe_names { const char *router, *stacked, *listed, *gate, *up, *down; };
 
 struct model_spec {
     const char *model_type;          /* as in config.json */
@@ -62,6 +67,9 @@ struct model_spec {
     const struct norm_names *norms;  /* what the checkpoint calls a layer's norms; static */
     bool fused_qkv, fused_gate_up;   /* one matrix holds the rows of q, k, v (of gate, up), in this order (phi3, glm4) */
     enum glu_kind glu;
+    const struct moe_names *moe;     /* static; NULL: no layer is MLP_MOE */
+    enum route_kind route;
+    bool route_normalise;
     float embed_scale;               /* 1 = none */
     float logit_softcap;             /* 0 = none */
     bool tied_head;

@@ -22,11 +22,16 @@ struct device_options {
 };
 
 /* A weight as it lies in the checkpoint; the pointers need to live only during pack. */
+struct weight_slice { const void *w, *scales, *biases; };
+
 struct weight_source {
     struct quant_spec spec;  /* QUANT_NONE: plain float matrix */
     enum dtype dt;           /* of scales and biases, or of the elements */
     int64_t n, k;            /* outputs, inputs */
     const void *w, *scales, *biases; /* scales, biases NULL for QUANT_NONE (biases also for mx and nv formats) */
+    const struct weight_slice *slices; /* rows that do not lie together (experts stored one by one): slice i holds rows
+                                          [i * n / n_slices, (i + 1) * n / n_slices), a multiple of 16; then w is NULL */
+    int32_t n_slices;        /* 0: one piece */
     int32_t i_module;
     const char *name;
     bool gather_only;        /* only rows are read (an untied embedding): a backend may keep using the mapped source,

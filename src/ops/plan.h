@@ -32,6 +32,7 @@ struct plan_buf {
     int32_t width;
     int32_t group;      /* BUF_ACT: group of the weights that read it; 0 = they take floats */
     int16_t device;     /* 0 .. n_rank-1 or -1: on every rank alike */
+    int32_t n_slots;    /* rows of a token, one for each of its experts; 0 = 1 */
     int16_t copy;       /* BUF_ACT: float buffer that gets the same values for tokens with adapters, which read their input
                            as floats; a buffer whose own values nobody needs any more at that point. -1 = none */
 };
@@ -44,6 +45,8 @@ enum step_op {
     STEP_ROPE_KV, /* q, k, v -> normalised, rotated q' in `out`; K and V written to their page */
     STEP_ATTEND,  /* q' against the pages -> out */
     STEP_GLU,     /* act(gate) * up -> outs */
+    STEP_ROUTE,   /* router logits -> which experts a token goes to, and their weights */
+    STEP_EXPERTS, /* a linear input through the chosen experts' gated MLPs, summed by weight */
     STEP_DRAWS,   /* copy the rows that draw: in [tokens] -> out [draws] */
     STEP_SAMPLE   /* logits -> draws */
 };
@@ -53,12 +56,16 @@ enum step_op {
 #define PLAN_MAX_BUFS 64
 #define PLAN_MAX_BOUNDARY 8
 
+/* Softmax over all experts, of which the best are taken; or over the logits of the best alone. The best: by value
+ * descending, then id ascending. */
+enum route_kind { ROUTE_SOFTMAX_ALL = 0, ROUTE_SOFTMAX_CHOSEN };
 enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH };
 
 /* A packed weight, owned by the backend that packed it. n, k are public; the rest is the backend's. Where weights may
  * be offloaded, a backend acquires and releases it around the step that uses it. */
 struct weight {
     int64_t n, k;
+    int32_t group;      /* of the checkpoint's quantisation; 0: floats */
     int32_t i_module;   /* number of the linear in the model: what adapters, taps and calibration name; -1 = none */
     const char *name;   /* checkpoint path without ".weight", owned by the model */
     void *impl;         /* backend's */
@@ -121,6 +128,18 @@ struct plan_step {
             const float *sinks;        /* [n_head] or NULL */
         } attend;
         struct { enum glu_kind kind; buf_id up; int32_t width; } glu; /* in = gate */
+        struct {                       /* in: [n_expert] logits; out: [top_k] ids (exact floats, rising), [top_k] weights */
+            int32_t n_expert, top_k;
+            enum route_kind kind;
+            bool normalise;            /* the chosen weights sum to 1 */
+        } route;
+        struct {                       /* in: linear input of gate and up; add_to: buffer that the sum is added to, or out */
+            buf_id route;              /* what STEP_ROUTE wrote */
+            buf_id hidden;             /* linear input of down, top_k rows a token (n_slots) */
+            const struct weight *gate, *up, *down; /* experts one below the other: [n_expert * width][d], [n_expert * d][width] */
+            int32_t n_expert, top_k, width;
+            enum glu_kind kind;
+        } experts;
     } u;
 };
 

@@ -222,6 +222,8 @@ static void test_llama_bf16(void **state) { check_label("llama-bf16"); }
 static void test_qwen2(void **state) { check_label("qwen2"); }
 static void test_qwen3(void **state) { check_label("qwen3"); }
 static void test_gemma3(void **state) { check_label("gemma3"); }
+static void test_qwen3_moe(void **state) { check_label("qwen3_moe"); }
+static void test_mixtral(void **state) { check_label("mixtral"); }
 static void test_smollm3(void **state) { check_label("smollm3"); }
 static void test_phi3(void **state)
 {
@@ -252,6 +254,7 @@ int main(void)
         cmocka_unit_test(test_llama),  cmocka_unit_test(test_llama_bf16), cmocka_unit_test(test_qwen2),
         cmocka_unit_test(test_qwen3),  cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_smollm3),
         cmocka_unit_test(test_phi3),   cmocka_unit_test(test_glm4),       cmocka_unit_test(test_gemma),
+        cmocka_unit_test(test_qwen3_moe), cmocka_unit_test(test_mixtral),
         cmocka_unit_test(test_gemma2), cmocka_unit_test(test_b112_rope_scalings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,7 +5,7 @@
 
 #include "engine/open.h"
 
-static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2" };
+static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2", "qwen3_moe" };
 enum { N_MODELS = sizeof models / sizeof models[0], PROMPT = 150, DRAWN = 40 };
 
 struct setup {

@@ -13,7 +13,7 @@ from common import GOLDEN, TINY, load_mlx_f32, log_softmax, mlx_logits, read_tex
 from ref64 import Ref64
 
 N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
-FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "smollm3", "phi3", "glm4", "gemma", "gemma2"]
+FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "smollm3", "phi3", "glm4", "gemma", "gemma2"]
 NO_WINDOW = {"sliding_window": 4096}   # mlx-lm leaves out the windows of Gemma 2 and Phi-3: compared where none cuts
 
 
@@ -80,7 +80,7 @@ def make(name, config_overrides=None, label=None, mlx=True):
                 "top5": [[[int(t), round(float(lp[i, t]), 5)] for t in top[i]] for i in range(len(ids))]})
     out["greedy"] = greedy(model, ref, ids)
     write_json(out_dir / f"{label}.json", out)
-    print(label, "max|f32-f64|", f"{np.abs(lg - lg64).max():.2e}")
+    print(label, "max|f32-f64|", f"{np.abs(lg - lg64).max():.2e}", "router margin", getattr(ref, "margin", None))
 
 
 def main():

@@ -155,6 +155,21 @@ FAMILIES = {
                     intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                     head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, tie_word_embeddings=True,
                     attention_bias=False, mlp_bias=False)),
+    "qwen3_moe": dict(
+        module="qwen3_moe", dtype="bfloat16", quant=(4, 32), seed=1013, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 8} if p.endswith("mlp.gate") else True,
+        config=dict(BASE, model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], hidden_size=64,
+                    intermediate_size=128, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=3,
+                    norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1], num_hidden_layers=3,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, rope_theta=1000000.0,
+                    rope_scaling=None, tie_word_embeddings=False, attention_bias=False)),
+    "mixtral": dict(
+        module="mixtral", dtype="bfloat16", quant=(4, 32), seed=1012, files=bpe_files, norm_mean=1.0,
+        override=lambda p: not p.endswith(".gate"),      # the router stays bfloat16
+        config=dict(BASE, model_type="mixtral", architectures=["MixtralForCausalLM"], hidden_size=64,
+                    intermediate_size=96, num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2,
+                    num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, rope_theta=1000000.0,
+                    rope_scaling=None, tie_word_embeddings=False)),
     "smollm3": dict(
         module="smollm3", dtype="bfloat16", quant=(4, 32), seed=1006, files=bpe_files, norm_mean=1.0,
         override=lambda p: True,
@@ -210,8 +225,10 @@ def draw(name, shape, spec, key):
         return (0.6 if spec["module"] in GEMMAS else 2.2) / shape[1] ** 0.5 * norm(shape)
     if name == "lm_head.weight":
         return 2.2 / shape[1] ** 0.5 * norm(shape)
+    if name.endswith(".gate.weight"):
+        return 4.0 / shape[-1] ** 0.5 * norm(shape)     # routers that decide
     gain = 1.3 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.6
-    return gain / shape[1] ** 0.5 * norm(shape)
+    return gain / shape[-1] ** 0.5 * norm(shape)
 
 
 def build(name):

@@ -122,8 +122,9 @@ class Ref64:
         w = self.w[module + ".weight"]
         if module + ".scales" in self.w:
             spec = self.c["quantization"].get(module) or self.c["quantization"]
-            w = dequantise_affine(w, self.w[module + ".scales"], self.w[module + ".biases"], spec["bits"],
-                                  spec["group_size"])
+            s, b = self.w[module + ".scales"], self.w[module + ".biases"]
+            rows = [a.reshape(-1, a.shape[-1]) for a in (w, s, b)]     # experts are stacked in a third dim
+            w = dequantise_affine(*rows, spec["bits"], spec["group_size"]).reshape(*w.shape[:-1], -1)
         self.cache[module] = w = w.astype(np.float64)
         return w
 
@@ -177,8 +178,33 @@ class Ref64:
         s /= s.sum(-1, keepdims=True)
         return self.linear((s @ v).swapaxes(0, 1).reshape(n, -1), p + "o_proj")
 
+    def experts(self, x, i):
+        c, mixtral = self.c, self.family == "mixtral"
+        p = f"model.layers.{i}." + ("block_sparse_moe." if mixtral else "mlp.")
+        g = self.linear(x, p + "gate")
+        if not mixtral:
+            g = np.exp(g - g.max(-1, keepdims=True))
+            g /= g.sum(-1, keepdims=True)
+        chosen = np.argsort(-g, axis=-1, kind="stable")[:, :c["num_experts_per_tok"]]
+        gaps = -np.diff(-np.sort(-(g if mixtral else np.log(g)), -1))      # of the router, in logits
+        self.margin = min(getattr(self, "margin", np.inf), gaps[:, c["num_experts_per_tok"] - 1].min())
+        w = np.take_along_axis(g, chosen, -1)
+        if mixtral:
+            w = np.exp(w - w.max(-1, keepdims=True))
+        if mixtral or c["norm_topk_prob"]:
+            w /= w.sum(-1, keepdims=True)
+        gate, up, down = (self.weight(p + f"switch_mlp.{n}_proj") for n in ("gate", "up", "down"))
+        y = np.zeros_like(x)
+        for row in range(len(x)):
+            for e, we in zip(chosen[row], w[row]):
+                a, b = gate[e] @ x[row], up[e] @ x[row]
+                y[row] += we * (down[e] @ (a / (1 + np.exp(-a)) * b))
+        return y
+
     def mlp(self, x, i):
         p = f"model.layers.{i}.mlp."
+        if p + "gate.weight" in self.w or self.family == "mixtral":
+            return self.experts(x, i)
         if p + "gate_up_proj.weight" in self.w:
             g, u = np.split(self.linear(x, p + "gate_up_proj"), 2, -1)
         else:

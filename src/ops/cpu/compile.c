@@ -22,13 +22,33 @@ static size_t take(size_t *off, size_t bytes)
     return at;
 }
 
+static int32_t *take_ints(uint8_t *base, size_t *off, int64_t n)
+{
+    size_t at = take(off, (size_t)n * sizeof(int32_t));
+    return base && n > 0 ? (int32_t *)(base + at) : NULL;
+}
+
+/* Room for the lists of step_moe.c: of the layer with the most experts. */
+static void lay_out_moe(struct compiled *c, const struct plan *p, uint8_t *base, size_t *off)
+{
+    int64_t n_expert = 0, top_k = 0;
+    for (int32_t i = 0; i < p->n_steps; i++) {
+        if (p->steps[i].op != STEP_EXPERTS) continue;
+        if (p->steps[i].u.experts.n_expert > n_expert) n_expert = p->steps[i].u.experts.n_expert;
+        if (p->steps[i].u.experts.top_k > top_k) top_k = p->steps[i].u.experts.top_k;
+    }
+    c->moe.slot = take_ints(base, off, p->m_max * top_k);
+    c->moe.first = take_ints(base, off, n_expert > 0 ? n_expert + 1 : 0);
+    c->moe.active = take_ints(base, off, n_expert);
+}
+
 /* Lay everything out; base NULL: count only. c may then be a scratch struct. */
 static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, uint8_t *base)
 {
     size_t off = 0, at;
     for (int i = 0; i < p->n_bufs; i++) {
         const struct plan_buf *b = &p->bufs[i];
-        int64_t rows = b->per_draw ? p->n_draw_max : p->m_max;
+        int64_t rows = (b->per_draw ? p->n_draw_max : p->m_max) * (b->n_slots > 0 ? b->n_slots : 1);
         c->form[i] = b->type == BUF_ACT ? tier_form(p->tier, b->group) : ACT_F32;
         c->row_bytes[i] = act_row_bytes(c->form[i], b->width, b->group);
         at = take(&off, (size_t)rows * c->row_bytes[i]);
@@ -47,6 +67,7 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, u
     int64_t n_slots = p->m_max > p->n_draw_max ? p->m_max : p->n_draw_max;
     at = take(&off, (size_t)n_slots * cpu_lora_slot_floats(p) * sizeof(float));
     c->lora.u = base ? (float *)(base + at) : NULL;
+    lay_out_moe(c, p, base, &off);
     at = take(&off, (size_t)p->n_draw_max * sizeof *c->sample_rows);
     c->sample_rows = base ? (struct sample_row *)(base + at) : NULL;
     at = take(&off, (size_t)p->n_draw_max * 2 * (size_t)sample_blocks(p->n_vocab) * sizeof(float));
@@ -141,7 +162,7 @@ static const char *weight_form(const struct weight *w, char out[24])
 
 void cpu_describe_step(struct compiled *c, int32_t i_step, char *text, size_t cap)
 {
-    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "glu", "draws", "sample" };
+    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "glu", "route", "experts", "draws", "sample" };
     const struct plan_step *s = &c->plan->steps[i_step];
     static const char *const forms[] = { "f32", "q8", "q16" };
     char form[24];
@@ -152,6 +173,11 @@ void cpu_describe_step(struct compiled *c, int32_t i_step, char *text, size_t ca
             n += (size_t)snprintf(text + n, cap - n, " %s[%lldx%lld]->%s", weight_form(s->u.linear.part[i].w, form),
                                   (long long)s->u.linear.part[i].w->n, (long long)s->u.linear.part[i].w->k,
                                   c->plan->bufs[s->u.linear.part[i].out].name);
+    if (s->op == STEP_EXPERTS && n < cap) {
+        n += (size_t)snprintf(text + n, cap - n, " %d of %d, %s[%dx%lld]", s->u.experts.top_k, s->u.experts.n_expert,
+                              weight_form(s->u.experts.gate, form), s->u.experts.width, (long long)s->u.experts.gate->k);
+        if (n < cap) n += (size_t)snprintf(text + n, cap - n, " %s", weight_form(s->u.experts.down, form));
+    }
     if (s->out >= 0 && n < cap) n += (size_t)snprintf(text + n, cap - n, " -> %s", c->plan->bufs[s->out].name);
     for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0 && n < cap; i++)
         n += (size_t)snprintf(text + n, cap - n, " -> %s:%s", c->plan->bufs[s->outs[i]].name, forms[c->form[s->outs[i]]]);

@@ -76,6 +76,16 @@ struct cpu_lora {
     float *u;                   /* [max(m_max, n_draw_max)] slots */
 };
 
+/* Which tokens of the batch go to which expert (step_moe.c), of the open layer. */
+struct cpu_moe {
+    int32_t *slot;              /* [m_max * top_k] i * top_k + j, by expert, then by token */
+    int32_t *first;             /* [n_expert + 1] slots of an expert */
+    int32_t *active;            /* [n_expert] experts that have any, rising */
+    int32_t n_active;
+    int64_t tile_blocks;        /* blocks of 16 outputs of a tile of the open pass */
+    int64_t n_row_chunks;       /* down: rows go in so many chunks */
+};
+
 struct compiled;
 struct cpu_pass;
 /* See base/threads.h: tiles of the pass for the batch at hand; *bounds may be set. */
@@ -132,6 +142,7 @@ struct compiled {
     float *sample_blocks;                /* [n_draw_max][2][sample_blocks(n_vocab)] */
     struct cpu_batch batch;
     struct cpu_lora lora;
+    struct cpu_moe moe;
     struct ops_step_stats stats;
 };
 
@@ -193,6 +204,17 @@ mb_status cpu_lora_fill(struct compiled *c, mb_error *err);
 size_t cpu_lora_slot_floats(const struct plan *p);
 /* Rows that asked for hidden_out, after the last layer (hidden.c). */
 void cpu_hidden_out(struct compiled *c);
+
+/* step_moe.c */
+int64_t cpu_route_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_route_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_experts_up_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_experts_up_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+int64_t cpu_experts_down_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+size_t cpu_experts_scratch_bytes(const struct plan *p, const struct plan_step *s);
+/* step_linear.c: the kernel for a weight and a form of input. */
+cpu_matmul_fn cpu_matmul_choose(const struct cpu_kernels *k, enum cpu_wtype type, enum act_form form);
 
 /* Helpers (compile.c, batch.c). */
 static inline float *cpu_row_f32(const struct compiled *c, buf_id b, int64_t i)

@@ -3,6 +3,7 @@
  *   linears in a row            one pass: they only read inputs that are complete
  *   gate and up, then the glu   one pass: a tile computes its columns of both, applies the activation and quantises
  *   rope_kv, then attend        one barrier when every row is one token (the tile of a KV head rotates its own heads)
+ *   experts                     two passes: gate, up and activation; down and the sum by weight (step_moe.c)
  *   embed, norm, draws          no barrier for small batches: the thread that opens does them alone
  * so that a decoded token meets five barriers a layer: qkv | attend | o | gate, up | down. A pass never covers a layer
  * edge: ranges of steps begin and end there.
@@ -214,6 +215,11 @@ static int32_t add_steps(struct builder *b, const struct plan_step *s, int32_t n
     case STEP_ROPE_KV: return add_rope(b, s, n_left);
     case STEP_ATTEND: return add_attend(b, s, b->count_only || b->n_passes == 0 ? NULL : &b->c->passes[b->n_passes - 1]);
     case STEP_GLU: add_pass(b, s, cpu_glu_open, cpu_glu_tile); return 1;
+    case STEP_ROUTE: add_pass(b, s, cpu_route_open, cpu_route_tile); return 1;
+    case STEP_EXPERTS:
+        add_pass(b, s, cpu_experts_up_open, cpu_experts_up_tile);
+        add_pass(b, s, cpu_experts_down_open, cpu_experts_down_tile);
+        return 1;
     case STEP_SAMPLE:
         add_pass(b, s, cpu_sample_max_open, cpu_sample_max_tile);
         add_pass(b, s, cpu_sample_sum_open, cpu_sample_sum_tile);

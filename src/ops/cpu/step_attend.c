@@ -305,6 +305,10 @@ size_t cpu_thread_scratch_bytes(const struct plan *p)
         if (row > most) most = row;
     }
     for (int32_t i = 0; i < p->n_steps; i++)
-        if (p->steps[i].op == STEP_ATTEND && attend_bytes(&p->steps[i]) > most) most = attend_bytes(&p->steps[i]);
+    {
+        size_t n = p->steps[i].op == STEP_ATTEND ? attend_bytes(&p->steps[i])
+                   : p->steps[i].op == STEP_EXPERTS ? cpu_experts_scratch_bytes(p, &p->steps[i]) : 0;
+        if (n > most) most = n;
+    }
     return most > cpu_sample_scratch_bytes(p->n_vocab) ? most : cpu_sample_scratch_bytes(p->n_vocab);
 }

@@ -5,7 +5,7 @@
  */
 #include "ops/cpu/cpu_int.h"
 
-static cpu_matmul_fn choose(const struct cpu_kernels *k, enum cpu_wtype type, enum act_form form)
+cpu_matmul_fn cpu_matmul_choose(const struct cpu_kernels *k, enum cpu_wtype type, enum act_form form)
 {
     const cpu_matmul_fn table[3][3] = {
         [CPU_W_Q4] = { [ACT_F32] = k->matmul_q4_f32, [ACT_Q8] = k->matmul_q4_q8, [ACT_Q16] = k->matmul_q4_q16 },
@@ -72,7 +72,7 @@ static void run_part(struct compiled *c, const struct cpu_pass *pass, const stru
     buf_id out = s->u.linear.part[i_part].out;
     struct part_run p = {
         .c = c, .s = s, .i_part = i_part, .i_u = i_u, .w = w,
-        .matmul = choose(&c->dev->kernels, w->type, c->form[s->in]),
+        .matmul = cpu_matmul_choose(&c->dev->kernels, w->type, c->form[s->in]),
         .act = { .form = c->form[s->in], .g = c->plan->bufs[s->in].group, .k = w->k, .row_bytes = c->row_bytes[s->in],
                  .data = c->bufs[s->in] },
         .row0 = row0, .m = m,

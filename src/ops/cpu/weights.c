@@ -89,23 +89,42 @@ static void chunk_give(struct device *d, struct weight_chunk *c)
 
 struct pack_job {
     struct pack_source src;
+    const struct weight_source *whole; /* for its slices */
     struct cpu_weight *w;
     uint8_t *dst;
 };
+
+/* Blocks [first, end) of a matrix whose slices lie apart; a slice is whole blocks. */
+static void pack_slices(const struct pack_job *j, int64_t first, int64_t end)
+{
+    int64_t each = j->w->n / j->whole->n_slices / 16;
+    for (int64_t at = first, stop; at < end; at = stop) {
+        int64_t i = at / each;
+        const struct weight_slice *s = &j->whole->slices[i];
+        struct pack_source src = j->src;
+        src.n = 16 * each;
+        src.w = s->w;
+        src.scales = s->scales;
+        src.biases = s->biases;
+        stop = (i + 1) * each < end ? (i + 1) * each : end;
+        cpu_pack_blocks(&src, at - i * each, stop - i * each, j->dst + (size_t)at * j->w->block_bytes);
+    }
+}
 
 static void pack_share(void *ctx, int i_thread, int n_threads)
 {
     struct pack_job *j = ctx;
     int64_t first, end;
     threads_share((j->w->n + 15) / 16, CPU_SHARE_BLOCKS, i_thread, n_threads, &first, &end);
-    if (first < end) cpu_pack_blocks(&j->src, first, end, j->dst + (size_t)first * j->w->block_bytes);
+    if (j->whole->n_slices > 0) pack_slices(j, first, end);
+    else if (first < end) cpu_pack_blocks(&j->src, first, end, j->dst + (size_t)first * j->w->block_bytes);
 }
 
 mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err)
 {
     struct cpu_weight_impl *w = mb_calloc(1, sizeof *w);
     if (!w) return mb_fail(err, MB_NO_MEMORY, "out of memory");
-    struct pack_job j = { .src = to_pack_source(src), .w = &w->packed };
+    struct pack_job j = { .src = to_pack_source(src), .whole = src, .w = &w->packed };
     mb_status st = cpu_pack_plan(&j.src, &w->packed, err);
     w->source = *src;
     w->mapped = src->gather_only;

@@ -1,0 +1,279 @@
+/* step_moe.c: mixtures of experts: the router's choice, then the chosen experts' gated MLPs in two passes.
+ *
+ *   route         logits of a token -> top_k experts (ids rising) and their weights
+ *   experts, up   a tile is some columns of one expert for all its tokens: gate, up, activation, linear input of down
+ *   experts, down a tile is some outputs for a chunk of tokens, over all experts in rising id: acc = acc + w * down(x),
+ *                 acc = +0 at first, then the residual (or the branch) gets acc
+ * No barrier an expert, and no expert's order depends on the batch: a token's bits are a function of its own row
+ * (docs/numerics.md). The opener of a pass sorts the batch's slots by expert.
+ */
+#include <string.h>
+
+#include "ops/cpu/cpu_int.h"
+#include "ops/mathfn.h"
+
+#define ROUTE_TILE 16
+#define GATHER_ROWS 64           /* rows of an expert that a tile works on at a time */
+#define CHUNK_ROWS 128           /* tokens of a chunk of the down pass */
+#define MAX_BLOCKS 8             /* blocks of 16 outputs of a tile at most */
+#define TILE_BYTES (64 << 10)    /* of weights, where there are tiles enough for all threads */
+
+/* --- route --- */
+
+/* Best first by value, ties to the lower id; a NaN is never better, so that ids are always valid. */
+static void pick(const float *x, int32_t n, int32_t top_k, float *ids)
+{
+    for (int32_t j = 0; j < top_k; j++) {
+        int32_t best = -1;
+        for (int32_t i = 0; i < n; i++) {
+            bool taken = false;
+            for (int32_t t = 0; t < j; t++) taken = taken || ids[t] == (float)i;
+            if (!taken && (best < 0 || x[i] > x[best])) best = i;
+        }
+        ids[j] = (float)best;
+    }
+    for (int32_t j = 1; j < top_k; j++) /* rising */
+        for (int32_t t = j; t > 0 && ids[t - 1] > ids[t]; t--) {
+            float swap = ids[t];
+            ids[t] = ids[t - 1];
+            ids[t - 1] = swap;
+        }
+}
+
+/* x becomes exp(x - max) / sum, all in index order. */
+static void softmax(float *x, int32_t n)
+{
+    float max = x[0], sum = 0;
+    for (int32_t i = 1; i < n; i++)
+        if (x[i] > max) max = x[i];
+    for (int32_t i = 0; i < n; i++) sum += x[i] = mb_exp(x[i] - max);
+    for (int32_t i = 0; i < n; i++) x[i] = x[i] / sum;
+}
+
+static void route_row(struct compiled *c, const struct plan_step *s, int64_t i)
+{
+    float *x = cpu_row_f32(c, s->in, i), *ids = cpu_row_f32(c, s->out, i);
+    int32_t n = s->u.route.n_expert, top_k = s->u.route.top_k;
+    float *w = ids + top_k, sum = 0;
+    if (s->u.route.kind == ROUTE_SOFTMAX_ALL) softmax(x, n);
+    pick(x, n, top_k, ids);
+    for (int32_t j = 0; j < top_k; j++) w[j] = x[(int32_t)ids[j]];
+    if (s->u.route.kind == ROUTE_SOFTMAX_CHOSEN) softmax(w, top_k);
+    if (!s->u.route.normalise) return;
+    for (int32_t j = 0; j < top_k; j++) sum += w[j];
+    for (int32_t j = 0; j < top_k; j++) w[j] = w[j] / sum;
+}
+
+int64_t cpu_route_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    (void)bounds;
+    int64_t m = c->batch.m;
+    if (c->n_threads > 1 && m > ROUTE_TILE) return (m + ROUTE_TILE - 1) / ROUTE_TILE;
+    for (int64_t i = 0; i < m; i++) route_row(c, p->s, i);
+    return 0;
+}
+
+void cpu_route_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    (void)i_thread;
+    int64_t end = (i_tile + 1) * ROUTE_TILE < c->batch.m ? (i_tile + 1) * ROUTE_TILE : c->batch.m;
+    for (int64_t i = i_tile * ROUTE_TILE; i < end; i++) route_row(c, p->s, i);
+}
+
+/* --- lists of the batch --- */
+
+static int32_t expert_of(const struct compiled *c, const struct plan_step *s, int32_t slot)
+{
+    int32_t top_k = s->u.experts.top_k;
+    return (int32_t)cpu_row_f32(c, s->u.experts.route, slot / top_k)[slot % top_k];
+}
+
+static void sort_slots(struct compiled *c, const struct plan_step *s)
+{
+    struct cpu_moe *moe = &c->moe;
+    int32_t n = c->batch.m * s->u.experts.top_k, n_expert = s->u.experts.n_expert;
+    memset(moe->first, 0, ((size_t)n_expert + 1) * sizeof *moe->first);
+    for (int32_t i = 0; i < n; i++) moe->first[expert_of(c, s, i) + 1]++;
+    moe->n_active = 0;
+    for (int32_t e = 0; e < n_expert; e++) {
+        if (moe->first[e + 1] > 0) moe->active[moe->n_active++] = e;
+        moe->first[e + 1] += moe->first[e];
+    }
+    for (int32_t i = n - 1; i >= 0; i--) moe->slot[--moe->first[expert_of(c, s, i) + 1]] = i;
+    for (int32_t e = 0; e < n_expert; e++) moe->first[e] = moe->first[e + 1]; /* each end had moved to its beginning */
+    moe->first[n_expert] = n;
+}
+
+/* One expert's matrix: rows [e * n, (e + 1) * n) of the stack. */
+static struct cpu_weight expert_weight(const struct weight *stack, int32_t e, int64_t n)
+{
+    struct cpu_weight w = ((const struct cpu_weight_impl *)stack->impl)->packed;
+    w.data += (size_t)e * (size_t)(n / 16) * w.block_bytes;
+    w.n = n;
+    return w;
+}
+
+/* Rows `slot[0..n)` (divided by `per`) of a linear input, one after the other: the input itself where they already lie so,
+ * else a copy at `to`. */
+static struct cpu_act gather(const struct compiled *c, buf_id b, const int32_t *slot, int32_t n, int32_t per, int64_t k,
+                             uint8_t *to)
+{
+    struct cpu_act a = { .form = c->form[b], .g = c->plan->bufs[b].group, .k = k, .row_bytes = c->row_bytes[b] };
+    const uint8_t *from = c->bufs[b];
+    bool together = true;
+    for (int32_t i = 1; i < n; i++) together = together && slot[i] / per == slot[0] / per + i;
+    a.data = together ? from + (size_t)(slot[0] / per) * a.row_bytes : to;
+    for (int32_t i = 0; i < n && !together; i++)
+        memcpy(to + (size_t)i * a.row_bytes, from + (size_t)(slot[i] / per) * a.row_bytes, a.row_bytes);
+    return a;
+}
+
+/* Blocks of a tile: whole units, as many as TILE_BYTES hold, fewer where threads would stand idle. */
+static int64_t tile_blocks(const struct compiled *c, const struct weight *w, int64_t n_blocks, int64_t n_others, int64_t unit)
+{
+    int64_t n = TILE_BYTES / (int64_t)((const struct cpu_weight_impl *)w->impl)->packed.block_bytes;
+    n = n > MAX_BLOCKS ? MAX_BLOCKS : n;
+    while (n > unit && (n_blocks + n - 1) / n * n_others < 4 * c->n_threads) n /= 2;
+    return (n < unit ? unit : n) / unit * unit;
+}
+
+/* --- gate, up, activation --- */
+
+static int64_t up_unit(const struct compiled *c, const struct plan_step *s)
+{
+    int64_t g = c->plan->bufs[s->u.experts.hidden].group;
+    return g > 16 ? g / 16 : 1;
+}
+
+int64_t cpu_experts_up_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    (void)bounds;
+    const struct plan_step *s = p->s;
+    int64_t n_blocks = s->u.experts.width / 16;
+    sort_slots(c, s);
+    c->moe.tile_blocks = tile_blocks(c, s->u.experts.gate, n_blocks, c->moe.n_active, up_unit(c, s));
+    return c->moe.n_active * ((n_blocks + c->moe.tile_blocks - 1) / c->moe.tile_blocks);
+}
+
+/* Columns [col0, col1) of the linear input of down, row `slot`. */
+static void write_hidden(const struct compiled *c, const struct plan_step *s, int32_t slot, const float *y, int64_t col0,
+                         int64_t col1)
+{
+    buf_id b = s->u.experts.hidden;
+    const struct plan_buf *buf = &c->plan->bufs[b];
+    uint8_t *row = c->bufs[b] + (size_t)slot * c->row_bytes[b];
+    if (c->form[b] == ACT_F32)
+        memcpy((float *)row + col0, y + col0, (size_t)(col1 - col0) * sizeof *y);
+    else
+        c->dev->kernels.quantise_groups(c->form[b], buf->group, buf->width, col0 / buf->group, col1 / buf->group, y, row);
+}
+
+void cpu_experts_up_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    const struct plan_step *s = p->s;
+    const struct cpu_kernels *k = &c->dev->kernels;
+    int64_t width = s->u.experts.width, tiles = (width / 16 + c->moe.tile_blocks - 1) / c->moe.tile_blocks;
+    int32_t e = c->moe.active[i_tile / tiles];
+    int64_t blk0 = i_tile % tiles * c->moe.tile_blocks, blk1 = blk0 + c->moe.tile_blocks;
+    if (blk1 > width / 16) blk1 = width / 16;
+    int64_t col0 = 16 * blk0, col1 = 16 * blk1, ld = col1 - col0;
+    struct cpu_weight gate = expert_weight(s->u.experts.gate, e, width), up = expert_weight(s->u.experts.up, e, width);
+    float *y_gate = (float *)c->thread_scratch[i_thread], *y_up = y_gate + GATHER_ROWS * MAX_BLOCKS * 16;
+    float *y = y_up + GATHER_ROWS * MAX_BLOCKS * 16;
+    uint8_t *rows = (uint8_t *)(y + (width + 15) / 16 * 16);
+    for (int32_t at = c->moe.first[e], n; at < c->moe.first[e + 1]; at += n) {
+        n = c->moe.first[e + 1] - at < GATHER_ROWS ? c->moe.first[e + 1] - at : GATHER_ROWS;
+        struct cpu_act x = gather(c, s->in, c->moe.slot + at, n, s->u.experts.top_k, gate.k, rows);
+        cpu_matmul_choose(k, gate.type, x.form)(&gate, blk0, blk1, &x, 0, n, y_gate, ld);
+        cpu_matmul_choose(k, up.type, x.form)(&up, blk0, blk1, &x, 0, n, y_up, ld);
+        for (int32_t i = 0; i < n; i++) {
+            if (s->u.experts.kind == GLU_SILU) k->silu_mul(y_gate + i * ld, y_up + i * ld, ld, y + col0);
+            else k->gelu_tanh_mul(y_gate + i * ld, y_up + i * ld, ld, y + col0);
+            write_hidden(c, s, c->moe.slot[at + i], y, col0, col1);
+        }
+    }
+}
+
+/* --- down, and the sum --- */
+
+int64_t cpu_experts_down_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
+{
+    (void)i_thread;
+    (void)bounds;
+    int64_t n_blocks = p->s->u.experts.gate->k / 16; /* d_model */
+    c->moe.n_row_chunks = (c->batch.m + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    c->moe.tile_blocks = tile_blocks(c, p->s->u.experts.down, n_blocks, c->moe.n_row_chunks, 1);
+    return c->moe.n_row_chunks * ((n_blocks + c->moe.tile_blocks - 1) / c->moe.tile_blocks);
+}
+
+/* First of the expert's slots that belongs to token `row` or a later one. */
+static int32_t slot_at(const struct compiled *c, const struct plan_step *s, int32_t e, int64_t row)
+{
+    int32_t lo = c->moe.first[e], hi = c->moe.first[e + 1];
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2;
+        if (c->moe.slot[mid] / s->u.experts.top_k < row) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo;
+}
+
+/* Slots [at, end) of expert e, tokens of one chunk: acc of their rows gets w * down. */
+static void down_add(const struct compiled *c, const struct plan_step *s, int32_t e, int32_t at, int32_t end, int64_t row0,
+                     int64_t blk0, int64_t blk1, float *acc, float *tmp, uint8_t *rows)
+{
+    const struct cpu_kernels *k = &c->dev->kernels;
+    int32_t top_k = s->u.experts.top_k;
+    int64_t ld = 16 * (blk1 - blk0);
+    struct cpu_weight w = expert_weight(s->u.experts.down, e, s->u.experts.gate->k);
+    for (int32_t n; at < end; at += n) {
+        n = end - at < GATHER_ROWS ? end - at : GATHER_ROWS;
+        struct cpu_act x = gather(c, s->u.experts.hidden, c->moe.slot + at, n, 1, w.k, rows);
+        cpu_matmul_choose(k, w.type, x.form)(&w, blk0, blk1, &x, 0, n, tmp, ld);
+        for (int32_t i = 0; i < n; i++) {
+            int32_t slot = c->moe.slot[at + i];
+            k->scale(tmp + i * ld, ld, cpu_row_f32(c, s->u.experts.route, slot / top_k)[top_k + slot % top_k]);
+            k->add(acc + (slot / top_k - row0) * ld, tmp + i * ld, ld);
+        }
+    }
+}
+
+void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    const struct plan_step *s = p->s;
+    int64_t n_blocks = s->u.experts.gate->k / 16, tiles = (n_blocks + c->moe.tile_blocks - 1) / c->moe.tile_blocks;
+    int64_t row0 = i_tile / tiles * CHUNK_ROWS, row1 = row0 + CHUNK_ROWS < c->batch.m ? row0 + CHUNK_ROWS : c->batch.m;
+    int64_t blk0 = i_tile % tiles * c->moe.tile_blocks, blk1 = blk0 + c->moe.tile_blocks;
+    if (blk1 > n_blocks) blk1 = n_blocks;
+    int64_t ld = 16 * (blk1 - blk0);
+    float *acc = (float *)c->thread_scratch[i_thread], *tmp = acc + CHUNK_ROWS * MAX_BLOCKS * 16;
+    uint8_t *rows = (uint8_t *)(tmp + GATHER_ROWS * MAX_BLOCKS * 16);
+    memset(acc, 0, (size_t)((row1 - row0) * ld) * sizeof *acc);
+    for (int32_t a = 0; a < c->moe.n_active; a++) {
+        int32_t e = c->moe.active[a];
+        down_add(c, s, e, slot_at(c, s, e, row0), slot_at(c, s, e, row1), row0, blk0, blk1, acc, tmp, rows);
+    }
+    for (int64_t i = row0; i < row1; i++) {
+        float *y = cpu_row_f32(c, s->add_to >= 0 ? s->add_to : s->out, i) + 16 * blk0;
+        if (s->add_to >= 0) c->dev->kernels.add(y, acc + (i - row0) * ld, ld);
+        else memcpy(y, acc + (i - row0) * ld, (size_t)ld * sizeof *y);
+    }
+}
+
+static size_t rows_bytes(const struct plan *p, buf_id b)
+{
+    enum act_form widest = p->tier == TIER_L1 ? ACT_Q16 : ACT_Q8;
+    size_t floats = act_row_bytes(ACT_F32, p->bufs[b].width, 0);
+    size_t codes = p->bufs[b].group > 0 ? act_row_bytes(widest, p->bufs[b].width, p->bufs[b].group) : 0;
+    return GATHER_ROWS * (floats > codes ? floats : codes);
+}
+
+size_t cpu_experts_scratch_bytes(const struct plan *p, const struct plan_step *s)
+{
+    size_t tile = MAX_BLOCKS * 16 * sizeof(float), width = (size_t)(s->u.experts.width + 15) / 16 * 16 * sizeof(float);
+    size_t up = 2 * GATHER_ROWS * tile + width + rows_bytes(p, s->in);
+    size_t down = (CHUNK_ROWS + GATHER_ROWS) * tile + rows_bytes(p, s->u.experts.hidden);
+    return (up > down ? up : down) + 64;
+}
