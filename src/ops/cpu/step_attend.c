@@ -138,8 +138,12 @@ static void run_unit(const struct compiled *c, const struct plan_step *s, const 
     for (int j = 0; j < ATTN_SPLIT / KV_PAGE_TOKENS; j++)
         u.page[j] = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv,
                                 base + j * KV_PAGE_TOKENS);
+    /* The next split of this head, else the first of the next head. */
     if (i_split + 1 < t->split1)
         u.page_after = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv, base + ATTN_SPLIT);
+    else if (t->i_head_kv + 1 < s->u.attend.n_head_kv)
+        u.page_after = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv + 1,
+                                   t->split0 * ATTN_SPLIT);
     c->dev->kernels.attend_unit(&u);
 }
 
