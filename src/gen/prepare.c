@@ -94,6 +94,7 @@ static void set_params(struct gen_engine *g, struct gen_stream *s, const struct 
     sp->end_ids = g->end_ids;
     sp->n_end_ids = g->n_end_ids;
     sp->n_top = s->req.n_top_logprobs;
+    sp->no_logprobs = !s->req.logprobs && s->req.n_top_logprobs == 0 && !s->req.score;
     hlg_resolve(&s->req.hlg, &g->opt.hlg, sp);
     int32_t n_model = engine_info(g->engine)->n_vocab, n_tok = tokenizer_n_vocab(g->text->tok);
     sp->n_vocab_live = n_tok > 0 && n_tok < n_model ? n_tok : n_model;

@@ -58,6 +58,8 @@ struct sample_params {
     int32_t n_end_ids;
 
     int32_t n_top;                 /* top list wanted, 0 .. SAMPLE_MAX_TOP */
+    bool no_logprobs;              /* nobody reads them (n_top is 0): a pass over the vocabulary less where no filter
+                                      needs it; log-probabilities of the draw are then 0, the id is the same */
     int32_t n_vocab_live;          /* ids >= this are never drawn (padding of the head) */
     struct noise_key noise;
 };

@@ -286,6 +286,38 @@ static void test_draw_levels(void **state)
             struct draw got = draw(&level[l], x, n, &f);
             if (memcmp(&want, &got, sizeof got) != 0) fail_msg("%s: case %d: id %d or %d", level[l].level, c, want.id, got.id);
         }
+        f.p.n_top = 0;
+        f.p.no_logprobs = true; /* the same id without the sum that nobody asked for */
+        struct draw quiet = draw(&level[n_level - 1], x, n, &f);
+        assert_int_equal(quiet.id, want.id);
+        assert_int_equal(quiet.argmax, want.argmax);
+        assert_true(quiet.logprob == 0.0f && quiet.argmax_logprob == 0.0f);
+    }
+}
+
+/* Survivors of the filters drawn one by one from a list, and by the vector kernel over the filtered row: the same id. */
+static void test_draw_listed(void **state)
+{
+    (void)state;
+    static float x[N_MAX], y[N_MAX];
+    static int32_t order[N_MAX], heap[N_MAX], keep[N_MAX];
+    const struct cpu_kernels *t = &level[n_level - 1];
+    for (int c = 0; c < 400; c++) {
+        int64_t n = 600 + kt_below(N_MAX - 600), at;
+        float max;
+        bool finite;
+        struct fixture f;
+        logits_fill(x, n, c % 4);
+        fixture_init(&f);
+        f.p.noise = (struct noise_key){ kt_u32(), kt_u32() & 3, 0 };
+        f.pos.index = (int32_t)(kt_u32() & 0xffff);
+        f.p.temperature = 0.5f + fabsf(kt_unit());
+        f.p.top_k = 1 + kt_below(500); /* on both sides of the length of a list */
+        memcpy(y, x, (size_t)n * sizeof *x);
+        t->vocab_max(y, n, &max, &at, &finite);
+        sample_filter(y, n, max, 1.0f, &f.p, false, order, heap, keep);
+        int64_t want = t->vocab_gumbel(y, n, 1.0f / f.p.temperature, &f.p.noise, (uint32_t)f.pos.index, NOISE_DRAW);
+        assert_int_equal(draw(t, x, n, &f).id, want);
     }
 }
 
@@ -377,6 +409,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_filters_equal_sorting), cmocka_unit_test(test_greedy_and_logprobs),
         cmocka_unit_test(test_penalties),             cmocka_unit_test(test_masks),
         cmocka_unit_test(test_b028_non_finite),       cmocka_unit_test(test_draw_levels),
+        cmocka_unit_test(test_draw_listed),
         cmocka_unit_test(test_eng080_hlg),            cmocka_unit_test(test_xtc_rate),
     };
     return cmocka_run_group_tests_name("sample", tests, setup, NULL);

@@ -199,6 +199,13 @@ static bool xtc_hit(const struct sample_pos *pos)
     return !(u > p->xtc_probability);
 }
 
+/* Does any filter compare with the mass of all candidates? */
+static bool filters_want_mass(const struct sample_params *p, bool xtc)
+{
+    bool top_p = p->top_p > 0.0f && p->top_p < 1.0f;
+    return top_p || (xtc && !(p->min_p > 0.0f));
+}
+
 static bool filters_on(const struct sample_params *p, bool xtc)
 {
     return (p->top_p > 0.0f && p->top_p < 1.0f) || p->min_p > 0.0f || p->top_k > 0 || xtc;
@@ -245,7 +252,7 @@ static int64_t draw_id(const struct cpu_kernels *t, struct sample_row *r, int64_
     }
     bool xtc = xtc_hit(r->pos);
     if (filters_on(p, xtc)) {
-        if (z < 0.0f) z = t->vocab_sumexp(r->x, n, max);
+        if (z < 0.0f && filters_want_mass(p, xtc)) z = t->vocab_sumexp(r->x, n, max);
         int64_t n_keep = sample_survivors(r->x, n, max, z, block_max, p, xtc, a.order, a.heap, a.keep);
         if (n_keep >= 0 && n_keep <= LISTED_MAX) return draw_listed(r->x, a.keep, n_keep, 1.0f / p->temperature, r->pos);
         if (n_keep >= 0) sample_keep_only(r->x, n, a.keep, n_keep, (float *)a.heap);
@@ -297,6 +304,19 @@ bool sample_max(const struct cpu_kernels *t, struct sample_row *r, struct draw *
     return true;
 }
 
+static bool wants_logprobs(const struct sample_row *r)
+{
+    return !r->pos->params->no_logprobs || r->pos->params->n_top > 0 || r->pos->target >= 0;
+}
+
+bool sample_wants_sum(const struct sample_row *r)
+{
+    const struct sample_params *p = r->pos->params;
+    if (wants_logprobs(r)) return true;
+    bool masked = r->pos->mask || end_masked(r->pos) || (p->n_vocab_live > 0 && p->n_vocab_live < r->n) || p->hlg;
+    return p->temperature >= TEMPERATURE_MIN && !masked && filters_want_mass(p, xtc_hit(r->pos));
+}
+
 void sample_block_sum(const struct cpu_kernels *t, struct sample_row *r, int64_t b0, int64_t b1)
 {
     for (int64_t b = b0; b < b1; b++) r->block_sum[b] = t->vocab_sumexp(r->x + b * SAMPLE_BLOCK, block_len(r, b), r->max);
@@ -305,15 +325,19 @@ void sample_block_sum(const struct cpu_kernels *t, struct sample_row *r, int64_t
 void sample_finish(const struct cpu_kernels *t, struct sample_row *r, void *scratch, struct draw *out)
 {
     const struct sample_params *p = r->pos->params;
-    float *x = r->x, max = r->max, z = 0.0f;
+    float *x = r->x, max = r->max, z = -1.0f, lse = 0.0f;
     int64_t n = r->n, argmax = r->argmax, live = p->n_vocab_live > 0 && p->n_vocab_live < n ? p->n_vocab_live : n;
     struct arrays a = { scratch, (int32_t *)scratch + n, (int32_t *)scratch + 2 * n, (float *)scratch + 3 * n };
     bool finite;
-    for (int64_t b = 0; b < sample_blocks(n); b++) z = z + r->block_sum[b];
-    float lse = max + mb_log(z);
+    bool logprobs = wants_logprobs(r);
+    if (sample_wants_sum(r)) {
+        z = 0.0f;
+        for (int64_t b = 0; b < sample_blocks(n); b++) z = z + r->block_sum[b];
+        lse = max + mb_log(z);
+    }
     if (argmax >= live) t->vocab_max(x, live, &max, &argmax, &finite);
     out->argmax = (int32_t)argmax;
-    out->argmax_logprob = x[argmax] - lse;
+    if (logprobs) out->argmax_logprob = x[argmax] - lse;
     if (r->pos->target >= 0) out->target_logprob = r->pos->target < n ? x[r->pos->target] - lse : -INFINITY;
     if (p->n_top > 0) top_list(r, live, lse, out);
 
@@ -341,7 +365,7 @@ void sample_finish(const struct cpu_kernels *t, struct sample_row *r, void *scra
     }
     int64_t id = draw_id(t, r, live, max, argmax, masked || hidden ? -1.0f : z, a);
     out->id = (int32_t)id;
-    out->logprob = plain[id] - lse;
+    out->logprob = logprobs ? plain[id] - lse : 0.0f;
 }
 
 void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct sample_pos *pos, void *scratch,
@@ -353,6 +377,6 @@ void cpu_sample(const struct cpu_kernels *t, float *x, int64_t n, const struct s
     sample_process(&r, scratch);
     sample_block_max(t, &r, 0, n_blocks);
     if (!sample_max(t, &r, out)) return;
-    sample_block_sum(t, &r, 0, n_blocks);
+    if (sample_wants_sum(&r)) sample_block_sum(t, &r, 0, n_blocks);
     sample_finish(t, &r, scratch, out);
 }

@@ -57,6 +57,8 @@ void sample_process(struct sample_row *r, int32_t *seen);
 void sample_block_max(const struct cpu_kernels *t, struct sample_row *r, int64_t b0, int64_t b1);
 /* 3: the maximum of all; false when nothing can be drawn, then *out is final. */
 bool sample_max(const struct cpu_kernels *t, struct sample_row *r, struct draw *out);
+/* Does stage 5 need block_sum? */
+bool sample_wants_sum(const struct sample_row *r);
 /* 4: block_sum of blocks [b0, b1): exp(x - max). Any thread. */
 void sample_block_sum(const struct cpu_kernels *t, struct sample_row *r, int64_t b0, int64_t b1);
 /* 5: the rest. scratch: 16 n bytes. */

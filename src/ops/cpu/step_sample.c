@@ -50,9 +50,11 @@ int64_t cpu_sample_sum_open(struct compiled *c, const struct cpu_pass *p, int i_
     (void)p;
     (void)i_thread;
     (void)bounds;
+    bool any = false;
     for (int32_t i = 0; i < c->batch.n_draw_now; i++)
-        sample_max(&c->dev->kernels, &c->sample_rows[i], c->batch.draws[c->batch.draw0 + i].out);
-    return c->batch.n_draw_now * tiles_each(c);
+        if (sample_max(&c->dev->kernels, &c->sample_rows[i], c->batch.draws[c->batch.draw0 + i].out))
+            any = sample_wants_sum(&c->sample_rows[i]) || any;
+    return any ? c->batch.n_draw_now * tiles_each(c) : 0;
 }
 
 void cpu_sample_sum_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
@@ -61,7 +63,7 @@ void cpu_sample_sum_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
     (void)i_thread;
     int64_t i, b0, b1;
     tile_blocks(c, i_tile, &i, &b0, &b1);
-    if (c->sample_rows[i].argmax >= 0) sample_block_sum(&c->dev->kernels, &c->sample_rows[i], b0, b1);
+    if (c->sample_rows[i].argmax >= 0 && sample_wants_sum(&c->sample_rows[i])) sample_block_sum(&c->dev->kernels, &c->sample_rows[i], b0, b1);
 }
 
 void cpu_sample_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
