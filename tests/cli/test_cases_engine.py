@@ -89,11 +89,11 @@ class Server:
 def test_b107_peak_of_a_long_prompt(tmp_path):
     """B-107: 16,000 tokens in chunks of 512 stay within the printed estimate and 10 % (a matrix of scores alone would be more)."""
     model = variant(tmp_path / "m", config={"max_position_embeddings": 32768})
-    with Server(model, "--memory-budget", "0.028", "--prefill-chunk", "512", "--prompt-cache", "0") as s:
+    with Server(model, "--memory-budget", "0.036", "--prefill-chunk", "512", "--prompt-cache", "0") as s:
         code, answer = s.post({"prompt": "word and " * 4000, "max_tokens": 2, "temperature": 0})
         assert code == 200 and answer["usage"]["prompt_tokens"] >= 16000
         peak, estimate = s.peak_bytes(), s.estimate_bytes()
-        assert 27.9e6 < estimate < 28.1e6 and 12e6 < peak <= 1.1 * estimate, (peak, estimate)
+        assert 35.9e6 < estimate < 36.1e6 and 12e6 < peak <= 1.1 * estimate, (peak, estimate)
 
 
 def test_eng057_transient_grows_with_the_chunk(tmp_path):
@@ -116,7 +116,7 @@ def test_b158_window_from_the_model(tmp_path):
         code, answer = s.post({"prompt": "word and " * 2500, "max_tokens": 1})
         assert code == 400 and answer["error"]["code"] == "context_length_exceeded"
         assert "10001" in answer["error"]["message"] and "8192" in answer["error"]["message"]
-    with Server(variant(tmp_path / "small", config={"max_position_embeddings": 8192}), "--memory-budget", "0.017") as s:
+    with Server(variant(tmp_path / "small", config={"max_position_embeddings": 8192}), "--memory-budget", "0.025") as s:
         fits = int(re.search(r"one request can use (\d+)", s.card)[1])
         assert 64 <= fits < 5000                              # bounded by memory, and printed
         code, answer = s.post({"prompt": "word and " * 1250, "max_tokens": 1})

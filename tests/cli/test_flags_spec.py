@@ -355,7 +355,7 @@ def test_rows_of_sampling():
 
 def test_cfg019_values_of_sampling_in_order(tmp_path, plain):
     """CFG-019, CFG-020, CFG-022, CFG-024, CFG-100: request, server flag, generation_config.json, 0.7; the same on both routes that
-    generate. /v1/messages and /v1/responses are not in this version (404)."""
+    give log-probabilities, and by the text on /v1/messages and /v1/responses."""
     base = {"ignore_eos": True, "logprobs": True, "max_tokens": 16, "seed": 21}
     routes = (("/v1/chat/completions", HELLO), ("/v1/completions", {"prompt": "hello there"}))
 
@@ -375,8 +375,11 @@ def test_cfg019_values_of_sampling_in_order(tmp_path, plain):
         with Server("--temp", "3", model=cold) as s:
             assert drawn(s, path, body) == three              # the flag beats the file
             assert drawn(s, path, body, temperature=0) == greedy
-    for path in ("/v1/messages", "/v1/responses"):
-        assert plain.status({**base, **HELLO, "model": "x", "input": "x"}, path)[0] == 404
+    with Server(model=cold) as s:
+        for path, key in (("/v1/messages", "content"), ("/v1/responses", "output")):
+            body = {**HELLO, "max_tokens": 16, "model": "x", "input": "hello"}
+            assert json.dumps(s.post(body, path)[key][-1]["text" if key == "content" else "content"]) == \
+                json.dumps(plain.post({**body, "temperature": 0}, path)[key][-1]["text" if key == "content" else "content"])
 
 
 def test_cfg023_max_completion_tokens_wins(plain):
