@@ -65,7 +65,9 @@ def rows(store):
 
 
 def test_scan_fills_the_registry(alone):
-    """REG-055..072 REG-064: a row a snapshot, from config.json and headers; packed weights are counted unpacked."""
+    """REG-055 REG-056 REG-057 REG-058 REG-059 REG-060 REG-061 REG-062 REG-063 REG-064 REG-065 REG-066 REG-067 REG-068
+    REG-069 REG-070 REG-071 REG-072 REG-064: a row a snapshot, from config.json and headers; packed weights are
+    counted unpacked."""
     a = plant(alone, NAME, {**model_files(), "kv_config.json": b"{}"})
     b = plant(alone, NAME, small_files(), ref=None)
     assert alone.json("scan")["snapshots"] == 2
@@ -103,7 +105,8 @@ def header(tensors):
     ({"vision_config": {"model_type": "gemma4_unified_vision"}}, False, True, "gemma4_unified_vision"),
     ({"vision_config": {"model_type": "qwen3_5_text"}}, False, False, ""), ({}, False, False, "")])
 def test_vision_rule(alone, config, sidecar, vision, kept):
-    """REG-065 REG-066 REG-069 REG-070 REG-073..076 REG-091: the sidecar, or a unified tower; never the key alone."""
+    """REG-065 REG-066 REG-069 REG-070 REG-073 REG-074 REG-075 REG-076 REG-091: the sidecar, or a unified tower; never
+    the key alone."""
     files = {"config.json": json.dumps({"model_type": "gemma4", **config}).encode(),
              "model.safetensors": header({"model.layers.0.mlp.experts.w": ("F32", [4], 16), "a": ("F16", [2, 3], 12)})}
     if sidecar:
@@ -130,7 +133,8 @@ def test_registry_is_derived(alone):
 
 
 def test_queries(alone):
-    """REG-078..083 REG-085 REG-051..053 CFG-041..043: part of a name or of the type; one match, or the candidates."""
+    """REG-078 REG-079 REG-080 REG-081 REG-082 REG-083 REG-085 REG-051 REG-052 REG-053 CFG-041 CFG-042 CFG-043: part
+    of a name or of the type; one match, or the candidates."""
     plant(alone, "org/Qwen-Small", small_files(seed=1))
     plant(alone, "org/Qwen-Small", small_files(seed=2), ref="old")
     draft = small_files(seed=3)
@@ -165,7 +169,7 @@ def test_canonical_snapshot(alone):
 
 
 def test_ls_filters_and_columns(alone):
-    """REG-088..091"""
+    """REG-088 REG-089 REG-090 REG-091"""
     plant(alone, NAME, model_files())
     odd = small_files()
     odd["config.json"] = b'{"model_type": "mystery"}'
@@ -198,7 +202,8 @@ def test_b116_cache_of_another_client_with_a_shard_missing(alone):
 
 
 def cache_with_garbage(store):
-    """Two revisions that share blobs, the old one unnamed; a data set; a repository with a broken ref; one without refs; a file that
+    """Two revisions that share blobs, the old one unnamed; a data set; a repository with a broken ref; one without
+    refs; a file that
     nobody knows; what gc may free."""
     files = small_files()
     old = plant(store, NAME, files, ref=None)
@@ -216,7 +221,8 @@ def cache_with_garbage(store):
 
 
 def test_b125_gc_frees_what_no_revision_needs(alone):
-    """B-125 REG-094..096 REG-098..101 REG-104 REG-106 REG-107: the plan is what goes, nothing else does, and only with --yes."""
+    """B-125 REG-094 REG-095 REG-096 REG-098 REG-099 REG-100 REG-101 REG-104 REG-106 REG-107: the plan is what goes,
+    nothing else does, and only with --yes."""
     old, new, gain = cache_with_garbage(alone)
     alone.run("scan")
     before = tree(alone.cache)
@@ -260,7 +266,8 @@ def test_gc_file_loss_rail(alone):
 
 
 def test_b124_partial_downloads(hub, store):
-    """B-124: a cancelled download is listed with its size, goes on if kept, and gc and rm free it; a running one is left alone."""
+    """B-124: a cancelled download is listed with its size, goes on if kept, and gc and rm free it; a running one is
+    left alone."""
     files = small_files()
     hub.repo(NAME).commit(files)
 
@@ -314,7 +321,8 @@ def test_rm(alone):
 
 
 def test_gc_leaves_alone_what_programs_use(alone):
-    """B-125: an old snapshot that a server runs from, and one whose blob another program has mapped, stay, also with --force."""
+    """B-125: an old snapshot that a server runs from, and one whose blob another program has mapped, stay, also with
+    --force."""
     files = model_files()
     old = plant(alone, NAME, files, ref=None)
     plant(alone, NAME, {**files, "model.safetensors": files["model.safetensors"][:-1] + b"x"})
@@ -373,7 +381,8 @@ def killed(store, args, seconds):
 
 
 def test_kill_get_at_random_moments(hub, store):
-    """kill -9 at random moments of get: a blob's name always means its bytes, nothing half counts as a model, the end is whole."""
+    """kill -9 at random moments of get: a blob's name always means its bytes, nothing half counts as a model, the end
+    is whole."""
     files = small_files(n=3, size=120000)
     hub.repo(NAME).commit(files)
     for name in files:

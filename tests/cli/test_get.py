@@ -42,7 +42,8 @@ def wait_for(what, seconds=30):
 
 
 def test_get_layout(hub, store):
-    """REG-001 REG-006..012 REG-014 REG-018 REG-022 REG-030: the standard cache, links relative, also from a sub-folder."""
+    """REG-001 REG-006 REG-007 REG-008 REG-009 REG-010 REG-011 REG-012 REG-014 REG-018 REG-022 REG-030: the standard
+    cache, links relative, also from a sub-folder."""
     files = {**model_files(), "extra/deep/more.json": b"{}"}
     commit = hub.repo(NAME).commit(files)
     path = store.get(NAME)
@@ -127,7 +128,8 @@ def test_get_many_files_at_once(hub, store):
 
 
 def test_b119_relative_and_moved_caches(hub, tmp_path):
-    """B-119 REG-003 REG-004 REG-005 CFG-046: a relative HF_HOME works from every folder, HF_HUB_CACHE wins, mv keeps links whole."""
+    """B-119 REG-003 REG-004 REG-005 CFG-046: a relative HF_HOME works from every folder, HF_HUB_CACHE wins, mv keeps
+    links whole."""
     files = small_files()
     hub.repo(NAME).commit(files)
     s = Store(tmp_path, hub, HF_HOME="./c")
@@ -218,7 +220,8 @@ def interrupt(hub, store, files, sig=signal.SIGKILL):
 
 
 def test_b116_interrupted_download_is_never_a_model(hub, store):
-    """B-116 REG-020 REG-036 REG-037 REG-040: killed after 1 of 3 shards; with the hub away nothing half is used; with it, only the
+    """B-116 REG-020 REG-036 REG-037 REG-040: killed after 1 of 3 shards; with the hub away nothing half is used; with
+    it, only the
     rest is fetched."""
     files = small_files()
     assert interrupt(hub, store, files)[0] == -signal.SIGKILL
@@ -249,7 +252,8 @@ def test_interrupted_by_a_signal(hub, store):
 
 @pytest.mark.parametrize("kind", ["norange", "flip"])
 def test_resume_faults(hub, store, kind):
-    """REG-021 REG-032 REG-035: a server without ranges sends all and is believed; a partial with a wrong beginning is found out."""
+    """REG-021 REG-032 REG-035: a server without ranges sends all and is believed; a partial with a wrong beginning is
+    found out."""
     files = small_files()
     interrupt(hub, store, files)
     if kind == "norange":
@@ -298,7 +302,8 @@ def test_broken_connections_and_503_are_tried_again(hub, store):
                                         ("length", "announces"), ])
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "config.json"])
 def test_b118_wrong_files_are_refused(hub, store, kind, text, name):
-    """B-118 REG-031 REG-033 REG-034 REG-035: one byte short, one bit wrong, an HTML page with 200, a wrong Content-Length."""
+    """B-118 REG-031 REG-033 REG-034 REG-035: one byte short, one bit wrong, an HTML page with 200, a wrong
+    Content-Length."""
     files = small_files()
     hub.repo(NAME).commit(files)
     hub.fault(name, kind, times=1)
@@ -347,7 +352,8 @@ def lock_of(store, name, data):
 
 @pytest.mark.parametrize("kind", ["live", "dead", "old", "reused", "empty"])
 def test_locks(hub, store, kind):
-    """REG-038..042 REG-044: pid and time; a live one fails at once, one of a dead process or an hour old is taken over."""
+    """REG-038 REG-039 REG-040 REG-041 REG-042 REG-044: pid and time; a live one fails at once, one of a dead process
+    or an hour old is taken over."""
     files = small_files()
     hub.repo(NAME).commit(files)
     path = lock_of(store, "model-00001-of-00003.safetensors", files["model-00001-of-00003.safetensors"])
@@ -508,7 +514,7 @@ def test_progress_on_a_terminal(hub, store):
 
 
 def test_downloads_are_recorded(hub, store):
-    """REG-142..146: done and failed ones, the last five."""
+    """REG-142 REG-143 REG-144 REG-145 REG-146: done and failed ones, the last five."""
     import sqlite3
     hub.repo(NAME).commit(small_files())
     store.get(NAME)

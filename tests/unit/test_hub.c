@@ -97,7 +97,7 @@ static void test_wanted(void **state)
 
 /* --- layout --- */
 
-/* REG-002..005, B-119, CFG-046 */
+/* REG-002 REG-003 REG-004 REG-005, B-119, CFG-046 */
 static void test_roots(void **state)
 {
     char out[PATH_MAX], cwd[PATH_MAX], want[PATH_MAX + 8];
@@ -134,7 +134,7 @@ static void test_split(void **state)
     assert_true(layout_split("/models--x/y/models--a--b/snapshots/short", root, repo, commit) == false);
 }
 
-/* REG-008..010: links and refs; a folder that is a link is refused. */
+/* REG-008 REG-009 REG-010: links and refs; a folder that is a link is refused. */
 static void test_links_and_refs(void **state)
 {
     static const char c[] = "0123456789abcdef0123456789abcdef01234567", d[] = "da39a3ee5e6b4b0d3255bfef95601890afd80709";
@@ -297,7 +297,7 @@ static void test_hasher_with_a_thread(void **state)
 
 /* --- locks --- */
 
-/* REG-038..042 REG-044 */
+/* REG-038 REG-039 REG-040 REG-041 REG-042 REG-044 */
 static void test_locks(void **state)
 {
     char *dir = folder_make(), path[PATH_MAX];
