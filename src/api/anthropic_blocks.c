@@ -5,9 +5,9 @@
  *   tool_result          a tool message; is_error marks it document            its text, when it is text
  *   image                400 on a text-only model (B-082)  anything else       400
  *
- * System text at the top, or in a `role: "system"` entry before the first turn, is the system message. A later entry
- * stays in its place, as a paragraph of the user's turn in <system-reminder> tags: at the head it would change the
- * prefix of every later request, and few templates take a second system message.
+ * System text at the top, or in a `role: "system"` entry before the first answer, is the system message (agents put one
+ * behind the first user turn). A later entry stays in its place, as a paragraph of the user's turn in <system-reminder>
+ * tags: at the head it would change the prefix of every later request, and few templates take a second system message.
  *
  * A line `x-anthropic-billing-header: ...` at the beginning of system text differs from call to call; it is for the
  * vendor's books and would defeat the prefix cache, so it is dropped (B-079). */
@@ -82,7 +82,7 @@ static void reminder(struct conversation *c, struct str t)
 
 static mb_status system_text(const struct api_request *r, const json_t *v, struct place p, struct conversation *c, mb_error *err)
 {
-    bool head = conversation_is_empty(c);
+    bool head = !c->answered;
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
     if (!json_is_array(v) && !json_is_text(v))
         return mb_fail_at(err, MB_INVALID, p.field, "%s must be a string or an array of text blocks", p.field);

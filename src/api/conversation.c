@@ -27,7 +27,7 @@ void conversation_free(struct conversation *c)
 
 bool conversation_is_empty(const struct conversation *c)
 {
-    return c->last_role == NULL;
+    return !c->begun;
 }
 
 static void put_text(struct buf *out, const struct buf *b)
@@ -68,7 +68,9 @@ static void open_message(struct conversation *c, const char *role)
 {
     if (c->role && strcmp(c->role, role) == 0) return;
     flush(c);
-    c->role = c->last_role = role;
+    c->role = role;
+    c->begun = true;
+    if (strcmp(role, "assistant") == 0) c->answered = true;
 }
 
 void conversation_system(struct conversation *c, struct str text)
@@ -113,7 +115,7 @@ void conversation_result(struct conversation *c, const json_t *id, struct str te
     const struct json_write_opts opts = { 0 };
     const char *name = json_string_value(json_object_get(c->names, json_string_value(id)));
     flush(c);
-    c->last_role = "tool";
+    c->begun = true;
     buf_append_str(&c->list, c->list.len ? ",{\"role\":\"tool\",\"tool_call_id\":" : "{\"role\":\"tool\",\"tool_call_id\":");
     json_write(&c->list, id, &opts);
     if (name) {

@@ -20,7 +20,7 @@ struct conversation {
     struct buf content, reasoning, calls;   /* of the open message: text, text, JSON */
     const char *sep;                        /* before the next text of it */
     json_t *names;                          /* owned: call id -> name */
-    const char *last_role;                  /* of the last entry; static */
+    bool begun, answered;                   /* there is an entry; one of the assistant */
     bool failed;
 };
 

@@ -135,12 +135,13 @@ def test_api227_stop_sequences(client, server):
 # --- the request ---
 
 def test_api221_system_forms(server):
-    """API-221 API-222: a string, blocks, and an entry of role system before the first turn are the same prompt."""
+    """API-221 API-222: a string, blocks, and an entry of role system before the first answer are the same prompt."""
     want = tokens(server, system="Be brief.\n\nBe kind.")
     blocks = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "Be kind."}]
     assert tokens(server, system=blocks) == want
     assert tokens(server, messages=[{"role": "system", "content": blocks}, *HELLO]) == want
     assert tokens(server, system="Be brief.", messages=[{"role": "system", "content": "Be kind."}, *HELLO]) == want
+    assert tokens(server, system="Be brief.", messages=[*HELLO, {"role": "system", "content": "Be kind."}]) == want
     assert tokens(server, messages=[{"role": "user", "content": [{"type": "text", "text": HELLO[0]["content"]}]}]) == tokens(server)
 
 
@@ -301,6 +302,39 @@ def test_prefill(server):
     with_prefill = server.ok(MESSAGES, {"max_tokens": 1, "messages": [*HELLO, {"role": "assistant", "content": "So"}]})
     u = with_prefill["usage"]
     assert u["input_tokens"] + u["cache_read_input_tokens"] == tokens(server, messages=[*HELLO, {"role": "assistant", "content": "So"}])
+
+
+def test_api428_what_claude_code_sends(server):
+    """API-428 B-079: the shape of a first and a second turn of Claude Code (values of our own): the call comes, the second
+    turn finds the whole first prompt in the cache though its billing line is another one."""
+    cache = {"cache_control": {"type": "ephemeral"}}
+    def body(code, *more):
+        return {"model": "claude-opus-4-8", "max_tokens": 64000, "stream": True, "thinking": {"type": "adaptive"},
+                "metadata": {"user_id": "{}"}, "output_config": {"effort": "high"},
+                "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+                "system": [{"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={code};"},
+                           {"type": "text", "text": "You are an agent.", **cache}, {"type": "text", "text": "\nBe useful. " * 40, **cache}],
+                "tools": [TOOL, {"name": "Read", "description": "d", "input_schema": {
+                    "$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "additionalProperties": False,
+                    "properties": {"path": {"type": "string", "minLength": 1}, "n": {"anyOf": [{"const": 1}, {"type": "integer", "exclusiveMinimum": 2}]}}}}],
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "<system-reminder>\ndate\n</system-reminder>\n"},
+                                                          {"type": "text", "text": "say hi"}]},
+                             {"role": "system", "content": "Agents: none."}, *more]}
+    headers = {"anthropic-beta": "x,y", "anthropic-version": "2023-06-01", "x-api-key": "k", "accept-encoding": "gzip, deflate, br, zstd"}
+    def send(b):
+        r = server.post(MESSAGES + "?beta=true", b, headers=headers)
+        assert r.status_code == 200 and "content-encoding" not in r.headers
+        return dr.events(r.text)
+    assert server.http.head("/").status_code == 200
+    ev = send(body("aa"))
+    calls = [e["content_block"] for e in ev if e["type"] == "content_block_start" and e["content_block"]["type"] == "tool_use"]
+    assert [c["name"] for c in calls] == ["get_weather"] * 2 and ev[-2]["delta"]["stop_reason"] == "tool_use"
+    answer = {"role": "assistant", "content": [{"type": "text", "text": dr.LEAD}, {**calls[0], "input": dr.ROME}]}
+    result = {"role": "user", "content": [{"tool_use_id": calls[0]["id"], "type": "tool_result", "content": "21", "is_error": False, **cache}]}
+    second = send(body("bb", answer, result))
+    usage = second[0]["message"]["usage"]
+    assert usage["cache_read_input_tokens"] >= 0.9 * ev[0]["message"]["usage"]["input_tokens"]
+    assert second[-2]["delta"]["stop_reason"] == "end_turn"
 
 
 # --- errors ---

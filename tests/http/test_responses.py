@@ -229,6 +229,38 @@ def test_parallel_tool_calls(server):
     assert [i["type"] for i in r["output"]] == ["reasoning", "message", "function_call"] and r["parallel_tool_calls"] is False
 
 
+def test_api429_what_codex_sends(server):
+    """API-429 B-083 B-085: the shape of two turns of Codex (values of our own): a developer item, namespace and hosted tools,
+    nothing stored, reasoning sent back sealed; the second turn finds the first prompt in the cache."""
+    def body(*more):
+        return {"model": "m", "instructions": "You are an agent. " * 20, "stream": True, "store": False, "tool_choice": "auto",
+                "parallel_tool_calls": True, "reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"],
+                "prompt_cache_key": "k", "client_metadata": {"a": "b"},
+                "tools": [TOOL, {"type": "namespace", "name": "multi", "description": "d", "tools": [{"type": "function", "name": "wait", "strict": False,
+                          "parameters": {"type": "object", "properties": {}}}]}, {"type": "web_search", "external_web_access": True}],
+                "input": [{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules. " * 40}]},
+                          {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment_context>"}]},
+                          {"type": "message", "role": "user", "content": [{"type": "input_text", "text": ASK}]}, *more]}
+    headers = {"authorization": "Bearer x", "accept-encoding": "zstd,gzip"}
+    def send(b):
+        r = server.post(RESPONSES, b, headers=headers)
+        assert r.status_code == 200, r.text
+        return dr.events(r.text)[-1]["response"]
+    first = send(body())
+    replay = []
+    for item in first["output"]:
+        item = {k: v for k, v in item.items() if k not in ("id", "status")}
+        if item["type"] == "reasoning":
+            item = {**item, "content": None}
+            assert item["summary"][0]["text"] == dr.THOUGHT and item["encrypted_content"]
+        replay.append(item)
+        if item["type"] == "function_call":
+            replay.append({"type": "function_call_output", "call_id": item["call_id"], "output": "21"})
+    second = send(body(*replay))
+    assert second["status"] == "completed" and second["output"][-1]["content"][0]["text"] == "It is 21 degrees there."
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= 0.9 * first["usage"]["input_tokens"]
+
+
 # --- the store ---
 
 def test_api245_previous_response(client, server):
