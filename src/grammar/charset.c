@@ -95,17 +95,10 @@ static const struct { const char *longer, *name; } category_names[] = {
     { "Space_Separator", "Zs" }, { "Other", "C" }, { "Control", "Cc" },
 };
 
-bool cset_add_category(struct build *b, struct cset *s, const char *name, size_t len)
+static bool make_category(struct build *b, struct cset *s, const char *name, size_t len)
 {
-    for (size_t i = 0; i < sizeof category_names / sizeof *category_names; i++)
-        if (strlen(category_names[i].longer) == len && !memcmp(name, category_names[i].longer, len)) {
-            name = category_names[i].name;
-            len = strlen(name);
-        }
-    if (len < 1 || len > 2) return false;
-    bool found = false;
+    bool found = false, open = false;
     uint32_t first = 0;
-    bool open = false;
     for (uint32_t cp = 0; cp <= 0x110000; cp++) {
         const char *cat = cp <= 0x10FFFF ? utf8proc_category_string((utf8proc_int32_t)cp) : "";
         bool in = cat[0] == name[0] && (len == 1 || cat[1] == name[1]);
@@ -115,6 +108,28 @@ bool cset_add_category(struct build *b, struct cset *s, const char *name, size_t
         open = in;
     }
     return found;
+}
+
+/* Made once a build: it asks a million code points. */
+bool cset_add_category(struct build *b, struct cset *s, const char *name, size_t len)
+{
+    for (size_t i = 0; i < sizeof category_names / sizeof *category_names; i++)
+        if (strlen(category_names[i].longer) == len && !memcmp(name, category_names[i].longer, len)) {
+            name = category_names[i].name;
+            len = strlen(name);
+        }
+    if (len < 1 || len > 2) return false;
+    struct category *c = b->categories, *end = c + b->n_categories;
+    while (c < end && (strlen(c->name) != len || memcmp(c->name, name, len))) c++;
+    if (c == end) {
+        if (b->n_categories == sizeof b->categories / sizeof *b->categories) return false; /* there are fewer */
+        *c = (struct category){ 0 };
+        memcpy(c->name, name, len);
+        if (!make_category(b, &c->set, name, len)) return false;
+        b->n_categories++;
+    }
+    cset_add_set(b, s, &c->set);
+    return true;
 }
 
 void cset_fold_case(struct build *b, struct cset *s)

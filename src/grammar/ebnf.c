@@ -220,9 +220,9 @@ static struct expr *regex_item(struct ebnf *e)
     size_t first = e->at;
     while (e->at < e->len && e->s[e->at] != '/') e->at += e->s[e->at] == '\\' ? 2 : 1;
     if (e->at >= e->len) return bad(e, "a regular expression that is not closed");
-    struct dfa *d = regex_dfa(e->b, e->s + first, e->at - first, false, FORM_RAW, "%regex");
+    struct expr *x = regex_rule(e->b, e->s + first, e->at - first, false, FORM_RAW, "%regex");
     e->at++;
-    return expr_dfa(e->b, d);
+    return x;
 }
 
 /* The end of the JSON value that begins at the place: brackets are counted outside of strings. */

@@ -20,6 +20,7 @@ static const struct grammar_limits default_limits = { (size_t)48 << 20, 20000000
 static void vocab_free(struct grammar_vocab *v)
 {
     for (size_t i = 0; i < v->n_locals; i++) local_free(v->locals[i]); /* no machine is left: all counts are one */
+    for (size_t i = 0; i < v->n_counted; i++) counted_free(v->counted[i]);
     pthread_mutex_destroy(&v->lock);
     mb_free(v->locals);
     mb_free(v->cached);
@@ -99,8 +100,8 @@ static int32_t compile_schema_text(struct build *b, const char *text, size_t len
 
 static int32_t compile_regex(struct build *b, const char *text, size_t len)
 {
-    struct dfa *d = regex_dfa(b, text, len, false, FORM_RAW, "the regular expression");
-    return d ? build_rule_of(b, "regular expression", expr_dfa(b, d)) : -1;
+    struct expr *x = regex_rule(b, text, len, false, FORM_RAW, "the regular expression");
+    return x ? build_rule_of(b, "regular expression", x) : -1;
 }
 
 /* The start rule; *tree must live until the build is linked. */
@@ -276,13 +277,20 @@ mb_status grammar_compile(struct grammar **out, struct grammar_vocab *v, const s
 
 mb_status grammar_vocab_warm(struct grammar_vocab *v, mb_error *err)
 {
-    struct grammar_source src = { .kind = GRAMMAR_JSON_OBJECT };
+    /* free values, keys beside names, and counted strings */
+    static const char schema[] = "{\"properties\":{\"a\":true},\"additionalProperties\":{\"maxLength\":1000000}}";
+    struct grammar_source src = { GRAMMAR_JSON_SCHEMA, schema, sizeof schema - 1, false };
     struct grammar *g;
-    MB_TRY(grammar_compile(&g, v, &src, err));
+    MB_TRY(grammar_compile_limited(&g, v, &src, NULL, err));
     pthread_mutex_lock(&g->lock);
-    machine_begin(&g->machine);
-    for (uint32_t i = 0; i < g->program.n_states && g->machine.status == MB_OK; i++)
-        if (g->program.states[i].wide) local_get(&g->machine, i), g->machine.steps = g->machine.limits.max_mask_steps;
+    for (uint32_t i = 0; i < g->program.n_states && g->machine.status == MB_OK; i++) {
+        machine_begin(&g->machine);
+        if (g->program.states[i].wide) local_get(&g->machine, i);
+    }
+    for (uint32_t i = 0; i < g->program.n_rules && g->machine.status == MB_OK; i++) {
+        machine_begin(&g->machine);
+        if (g->program.rules[i].is_repeat) counted_get(&g->machine, g->program.rules[i].body_rule);
+    }
     mb_status st = g->machine.status;
     pthread_mutex_unlock(&g->lock);
     grammar_unref(g);

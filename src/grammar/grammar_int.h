@@ -28,6 +28,7 @@
 #define BUILD_MAX_NFA 400000                    /* states of one rule before it is made deterministic */
 #define BUILD_MAX_DFA 60000                     /* and after */
 #define BUILD_MAX_SUBSETS ((size_t)6 << 20)     /* members of all state sets of one rule */
+#define BUILD_MAX_TOTAL_WORK ((size_t)1 << 30)  /* the same, of all rules together */
 #define BUILD_MAX_WORK ((size_t)300 << 20)      /* edges looked at while making one rule deterministic */
 #define REPEAT_MAX 1000000                      /* the largest count in x{m,n}, maxLength, maxItems */
 #define REPEAT_INF UINT32_MAX
@@ -170,6 +171,9 @@ struct build {
     struct build_rule *rules;
     size_t n_rules, cap_rules;
     struct unenforced_list unenforced;
+    size_t work;          /* of all rules so far */
+    struct category { char name[4]; struct cset set; } categories[40]; /* general categories already made */
+    size_t n_categories;
     int32_t rule_json_string, rule_json_char, rule_json_number, rule_json_integer, rule_json_value, rule_json_object,
         rule_json_indent, rule_key_rest;  /* -1: not made */
 };
@@ -185,10 +189,12 @@ int32_t build_rule_of(struct build *b, const char *name, struct expr *body);
 void build_unenforced(struct build *b, const char *keyword, const char *path, const char *why);
 
 /* nfa.c. search: the expression may match anywhere (JSON Schema's pattern); else the whole text. */
+struct expr *expr_searched(struct build *b, struct expr *x, enum text_form form); /* any* x any* */
 struct dfa *dfa_of_expr(struct build *b, const struct expr *x, bool search, enum text_form form, const char *what);
 
 /* regex.c: an expression of an ECMA-262 style pattern. what: for errors ("#/properties/a: pattern"). */
-struct expr *regex_parse(struct build *b, const char *text, size_t len, enum text_form form, const char *what);
+struct expr *regex_parse(struct build *b, const char *text, size_t len, enum text_form form, bool counted, const char *what);
+struct expr *regex_rule(struct build *b, const char *text, size_t len, bool search, enum text_form form, const char *what);
 struct dfa *regex_dfa(struct build *b, const char *text, size_t len, bool search, enum text_form form, const char *what);
 
 /* ebnf.c, choice.c, schema.c: the source's start rule; -1 after a failure. */
@@ -245,6 +251,7 @@ struct trie_node { /* preorder; node 0 is the root */
     uint8_t byte;
 };
 struct local;
+struct counted;
 struct grammar_vocab {
     int n_refs;            /* under lock */
     pthread_mutex_t lock;  /* refs, compiled grammars, locals */
@@ -261,6 +268,8 @@ struct grammar_vocab {
     size_t n_cached;
     struct local **locals; /* shared knowledge about pure rules, newest first */
     size_t n_locals, locals_bytes;
+    struct counted *counted[8]; /* shared, kept for good */
+    size_t n_counted;
 };
 int32_t vocab_find_added(const struct grammar_vocab *v, const char *text, size_t len); /* -1 */
 struct grammar_vocab *vocab_ref(struct grammar_vocab *v);
@@ -309,6 +318,7 @@ struct machine {
     struct item *work;      /* closure scratch [limits.max_items] */
     uint32_t n_work;
     bool work_full;         /* more than max_items */
+    bool overflowed;        /* it has happened: what was refused since may have been for that */
     uint32_t *work_hash, work_hash_size, work_stamp; /* open addressing over work; entries are stamp-tagged */
     uint32_t *work_tag;
     struct mask **masks;    /* all, for eviction */
@@ -316,6 +326,9 @@ struct machine {
     size_t mask_bytes;
     struct local **locals;  /* [n_states], NULL until the first */
     size_t local_bytes;     /* of those that only this machine holds */
+    struct counted **counted; /* [n_rules], NULL until the first */
+    struct counted **own_counted; /* those that are not shared */
+    uint32_t n_own_counted;
     uint32_t *bits, *out;   /* scratch [n_words]: of learning a state, of a mask */
     uint32_t *depth_config; /* scratch [2 * (max_len + 2)] */
     bool learning;          /* a state is being learnt as the base of another */
@@ -366,6 +379,24 @@ struct local {
 const struct local *local_get(struct machine *m, uint32_t state); /* NULL: walk without (m->status: or a failure) */
 void local_drop_all(struct machine *m);
 void local_free(struct local *l);
+
+/* counted.c: tokens over repetitions of one rule whose texts never begin one another (a character, a class). */
+struct counted {
+    uint64_t hash[2];      /* of the rule */
+    bool usable;           /* false: the rule is not of that kind */
+    uint32_t max;          /* most iterations that a token begins */
+    uint32_t n_words;
+    uint32_t *bits;        /* tokens that never leave the repetition */
+    uint32_t *ids, *from;  /* those, by iterations begun: ids[from[k] .. from[k + 1]) begin k; k = 0 .. max */
+    uint32_t *nodes, *at;  /* trie nodes at the end of iteration at[i] whose tokens may go on otherwise */
+    uint32_t n_nodes;
+    uint8_t first[32];     /* bytes that begin the rule */
+};
+const struct counted *counted_get(struct machine *m, uint32_t body_rule); /* NULL: unusable, or a failure */
+void counted_free(struct counted *t);
+void counted_drop_all(struct machine *m);
+/* Tokens of an item that stands at the beginning of an iteration, into bits; false: not of that kind, nothing done. */
+bool counted_mask(struct machine *m, struct item x, uint32_t *bits, size_t n_words);
 
 /* --- grammar.c --- */
 /* Learn what every grammar of JSON asks (the inside of strings), so that no first mask waits for it. */

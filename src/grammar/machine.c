@@ -132,7 +132,7 @@ static void work_add(struct machine *m, uint32_t state, uint32_t stack)
         if (x->state == state && x->stack == stack) return;
     }
     if (m->n_work >= m->limits.max_items) {
-        m->work_full = true; /* the place is dead */
+        m->work_full = m->overflowed = true; /* the place is dead */
         return;
     }
     m->work_tag[h] = m->work_stamp;
@@ -496,6 +496,7 @@ void machine_free(struct machine *m)
     mb_free(m->masks);
     local_drop_all(m);
     mb_free(m->locals);
+    counted_drop_all(m);
     tables_free(m);
     mb_free(m->work);
     mb_free(m->work_hash);

@@ -95,7 +95,7 @@ static void compute(struct machine *m, uint32_t config, uint32_t *bits, size_t n
     if (narrow) trie_walk(m, 0, narrow, bits, NULL);
     for (uint32_t i = 0; i < m->configs[config].n_items && m->status == MB_OK; i++) {
         struct item x = m->configs[config].items[i];
-        if (m->p->states[x.state].wide) wide_item(m, x, bits, n_words);
+        if (m->p->states[x.state].wide && !counted_mask(m, x, bits, n_words)) wide_item(m, x, bits, n_words);
     }
     if (m->configs[config].flags & CF_TOKENS) named_tokens(m, config, bits);
 }

@@ -379,6 +379,7 @@ static void byte_edges(struct nfa *n, uint32_t from)
         n->set.n = 0;
         n->work += end - first;
         if (n->work > BUILD_MAX_WORK && !too_large(n)) return;
+        n->b->work += end - first;
         for (uint32_t i = first; i < end; i++)
             for (int32_t k = n->first[n->members.v[i]]; k >= 0; k = n->edges[k].next) {
                 const struct nfa_edge *e = &n->edges[k];
@@ -497,8 +498,7 @@ static void nfa_free(struct nfa *n)
     mb_free(n->syms);
 }
 
-/* any* x any* */
-static const struct expr *searched(struct build *b, const struct expr *x, enum text_form form)
+struct expr *expr_searched(struct build *b, struct expr *x, enum text_form form)
 {
     struct cset all = { 0 };
     cset_add(b, &all, 0, 0x10FFFF);
@@ -510,7 +510,7 @@ static const struct expr *searched(struct build *b, const struct expr *x, enum t
 struct dfa *dfa_of_expr(struct build *b, const struct expr *x, bool search, enum text_form form, const char *what)
 {
     if (b->status != MB_OK || !x) return NULL;
-    if (search) x = searched(b, x, form);
+    if (search) x = expr_searched(b, (struct expr *)x, form);
     struct nfa n = { .b = b, .what = what };
     struct dfa *d = NULL;
     state_new(&n); /* 0: first */
@@ -518,6 +518,8 @@ struct dfa *dfa_of_expr(struct build *b, const struct expr *x, bool search, enum
     if (b->status == MB_OK) eps(&n, add_expr(&n, 0, x, 0), 1);
     if (b->status == MB_OK) make_subsets(&n);
     if (b->status == MB_OK) d = take_dfa(&n);
+    b->work += n.n_states + 200;
+    if (b->work > BUILD_MAX_TOTAL_WORK) build_fail(b, MB_TOO_LARGE, "the grammar takes too long to compile (at %s)", what);
     nfa_free(&n);
     return d;
 }

@@ -15,6 +15,7 @@ struct regex {
     const char *s;
     size_t len, at;
     int depth;
+    bool counted;    /* one large repetition of a class may be counted at run time: not yet used */
     bool fold;
     enum text_form form;
 };
@@ -301,6 +302,17 @@ static bool parse_braces(struct regex *r, uint32_t *lo, uint32_t *hi)
     return false;
 }
 
+enum { COUNTED_FROM = 17, COUNTED_TO = 1000 };
+
+/* Written out, or counted: outside of groups only (so no count begins anew inside another), at most one in an expression
+ * and only so far that parses of different counts beside each other stay few. */
+static struct expr *repeated(struct regex *r, struct expr *x, uint32_t lo, uint32_t hi)
+{
+    if (!r->counted || r->depth || x->kind != EX_CLASS || hi < COUNTED_FROM || hi > COUNTED_TO) return expr_repeat(r->b, x, lo, hi);
+    r->counted = false;
+    return expr_counted(r->b, x, lo, hi);
+}
+
 static struct expr *parse_quantified(struct regex *r)
 {
     struct expr *x = parse_atom(r);
@@ -313,7 +325,7 @@ static struct expr *parse_quantified(struct regex *r)
         if (r->b->status != MB_OK) return NULL;
         if (looking_at(r, "+")) return refuse(r, "a possessive repetition");
         skip(r, "?");
-        x = expr_repeat(r->b, x, lo, hi);
+        x = repeated(r, x, lo, hi);
         int c = peek(r);
         if (c == '*' || c == '+' || c == '?') return bad(r, "nothing to repeat");
     }
@@ -336,9 +348,9 @@ static struct expr *parse_alt(struct regex *r)
     return r->b->status == MB_OK ? expr_alt_list(r->b, &l) : NULL;
 }
 
-struct expr *regex_parse(struct build *b, const char *text, size_t len, enum text_form form, const char *what)
+struct expr *regex_parse(struct build *b, const char *text, size_t len, enum text_form form, bool counted, const char *what)
 {
-    struct regex r = { .b = b, .what = what, .s = text, .len = len, .form = form };
+    struct regex r = { .b = b, .what = what, .s = text, .len = len, .form = form, .counted = counted };
     if (b->status != MB_OK) return NULL;
     bool counters = b->counters;
     b->counters = false; /* anchors and products need one automaton */
@@ -352,6 +364,14 @@ struct expr *regex_parse(struct build *b, const char *text, size_t len, enum tex
 
 struct dfa *regex_dfa(struct build *b, const char *text, size_t len, bool search, enum text_form form, const char *what)
 {
-    struct expr *x = regex_parse(b, text, len, form, what);
+    struct expr *x = regex_parse(b, text, len, form, false, what);
     return x ? dfa_of_expr(b, x, search, form, what) : NULL;
+}
+
+/* The marks ^ and $ mean the ends of a rule, so an expression that calls others has a rule of its own. */
+struct expr *regex_rule(struct build *b, const char *text, size_t len, bool search, enum text_form form, const char *what)
+{
+    struct expr *x = regex_parse(b, text, len, form, !search || (len && text[0] == '^'), what);
+    if (x && search) x = expr_searched(b, x, form);
+    return x ? expr_rule(b, build_rule_of(b, "expression", x)) : NULL;
 }

@@ -57,6 +57,16 @@ struct dfa *schema_pattern(struct sctx *c, const json_t *schema, const char *pat
 
 /* --- gathering --- */
 
+static int types_of(const struct conj *j)
+{
+    int types = T_ALL;
+    for (size_t i = 0; i < j->n; i++) {
+        const json_t *t = json_object_get(j->nodes[i].schema, "type");
+        if (t) types &= schema_types(t);
+    }
+    return types;
+}
+
 static bool already_there(struct sctx *c, struct conj *j, const json_t *schema, int parent)
 {
     int depth = 0;
@@ -110,11 +120,11 @@ static void gather_any(struct sctx *c, struct conj *j, json_t *list, int node, b
 }
 
 /* What else must hold in branch i so that no other branch does: not of those that could. NULL: nothing. */
-static json_t *others_fail(struct sctx *c, json_t *schema, json_t *list, size_t i, bool *cannot)
+static json_t *others_fail(struct sctx *c, json_t *schema, json_t *list, size_t i, int types, bool *cannot)
 {
     json_t *all = NULL;
     for (size_t k = 0; k < json_array_size(list) && !*cannot && c->b->status == MB_OK; k++) {
-        if (k == i || schema_disjoint(c, json_array_get(list, i), json_array_get(list, k), 0)) continue;
+        if (k == i || schema_disjoint(c, json_array_get(list, i), json_array_get(list, k), types, 0)) continue;
         json_t *opposite = json_array_size(list) <= MAX_ONE_OF ? schema_negate(c, json_array_get(list, k)) : NULL;
         if (!opposite) {
             *cannot = true;
@@ -132,12 +142,13 @@ static void gather_one(struct sctx *c, struct conj *j, json_t *schema, json_t *l
 {
     size_t n = json_array_size(list);
     bool cannot = false;
+    int types = types_of(j);
     struct choice *x = choice_new(c, j, n, node, silent);
     if (!x) return;
     json_t **branches = x->branches, **extra = x->extra; /* the list of choices does not move: nothing is gathered here */
     for (size_t i = 0; i < n; i++) {
         branches[i] = json_array_get(list, i);
-        extra[i] = cannot ? NULL : others_fail(c, schema, list, i, &cannot);
+        extra[i] = cannot ? NULL : others_fail(c, schema, list, i, types, &cannot);
     }
     x->silent_extra = true;
     if (cannot) memset(extra, 0, n * sizeof *extra);
@@ -226,16 +237,6 @@ static void gather(struct sctx *c, struct conj *j, json_t *schema, int parent, b
 }
 
 /* --- one plain conjunction --- */
-
-static int types_of(const struct conj *j)
-{
-    int types = T_ALL;
-    for (size_t i = 0; i < j->n; i++) {
-        const json_t *t = json_object_get(j->nodes[i].schema, "type");
-        if (t) types &= schema_types(t);
-    }
-    return types;
-}
 
 static bool all_valid(struct sctx *c, const struct conj *j, const json_t *v)
 {

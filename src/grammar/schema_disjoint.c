@@ -100,7 +100,7 @@ static bool objects_disjoint(struct sctx *c, json_t *x, json_t *y, int depth)
         if (forbids(y, key, len)) return true;
         json_t *a = object_get(json_object_get(x, "properties"), key, len);
         json_t *b = object_get(json_object_get(y, "properties"), key, len);
-        if (a && b && requires(y, key, len) && schema_disjoint(c, a, b, depth + 1)) return true;
+        if (a && b && requires(y, key, len) && schema_disjoint(c, a, b, T_ALL, depth + 1)) return true;
     }
     list = json_object_get(y, "required");
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -108,10 +108,10 @@ static bool objects_disjoint(struct sctx *c, json_t *x, json_t *y, int depth)
     return false;
 }
 
-bool schema_disjoint(struct sctx *c, json_t *x, json_t *y, int depth)
+bool schema_disjoint(struct sctx *c, json_t *x, json_t *y, int types, int depth)
 {
     if (c->b->status != MB_OK || depth > DISJOINT_MAX_DEPTH || x == y) return false;
-    int common = schema_possible_types(c, x, 0) & schema_possible_types(c, y, 0);
+    int common = types & schema_possible_types(c, x, 0) & schema_possible_types(c, y, 0);
     if (!common) return true;
     json_t *values = values_of(c, x, 0);
     if (values && none_valid(c, values, y)) return true;

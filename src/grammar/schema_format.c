@@ -59,6 +59,6 @@ struct expr *format_expr(struct build *b, const char *name)
 {
     for (size_t i = 0; i < N_FORMATS; i++)
         if (!strcmp(formats[i].name, name)) /* their characters need no escape in JSON, so one form serves both */
-            return regex_parse(b, formats[i].pattern, strlen(formats[i].pattern), FORM_JSON, name);
+            return regex_parse(b, formats[i].pattern, strlen(formats[i].pattern), FORM_JSON, false, name);
     return NULL;
 }

@@ -252,7 +252,7 @@ static bool check_pattern(struct sctx *c, const char *text, size_t len, const ch
 {
     char *what = arena_printf(&c->b->a, "%s: %s", path, name);
     if (!what) return build_fail(c->b, MB_NO_MEMORY, "no memory for a schema") == MB_OK;
-    if (regex_parse(c->b, text, len, FORM_JSON, what)) return true;
+    if (regex_parse(c->b, text, len, FORM_JSON, false, what)) return true;
     /* A right expression that no automaton can do is left to the place that uses it: there a non-strict compile may go
      * on without it. */
     if (c->b->status != MB_UNSUPPORTED) return false;

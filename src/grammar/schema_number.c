@@ -114,6 +114,12 @@ static struct expr *fraction_part(struct build *b)
     return expr_seq2(b, expr_lit(b, "."), digits(b, 1, REPEAT_INF));
 }
 
+/* At most 15 digits, so that two decimals that a bound tells apart are two doubles to whoever reads them. */
+static struct expr *written_fraction(struct build *b)
+{
+    return expr_opt(b, expr_seq2(b, expr_lit(b, "."), digits(b, 1, 15)));
+}
+
 static struct expr *any_fraction(struct build *b)
 {
     return expr_opt(b, fraction_part(b));
@@ -318,7 +324,7 @@ static struct dfa *base(struct sctx *c, const struct conj *j, int types)
 {
     struct build *b = c->b;
     struct expr *whole = whole_number(b);
-    struct dfa *d = number_dfa(b, types & T_FRACTION ? expr_seq2(b, whole, any_fraction(b)) : whole);
+    struct dfa *d = number_dfa(b, types & T_FRACTION ? expr_seq2(b, whole, written_fraction(b)) : whole);
     if (!(types & T_INT)) {
         struct expr *zeros = expr_seq2(b, expr_lit(b, "."), expr_repeat(b, digit(b, 0, 0), 1, REPEAT_INF));
         struct dfa *integers = number_dfa(b, expr_seq2(b, whole, expr_opt(b, zeros)));

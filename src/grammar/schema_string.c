@@ -126,10 +126,40 @@ struct dfa *schema_string_dfa(struct sctx *c, const struct conj *j)
     return d ? limit_length(c, j, d, l) : NULL;
 }
 
+/* The one thing that is asked, when it is a pattern; NULL otherwise. */
+static const json_t *only_pattern(const struct conj *j, const json_t **pattern)
+{
+    static const char *const others[] = { "format", "minLength", "maxLength", KEY_NOT_PATTERN, KEY_NOT_ENUM };
+    const json_t *owner = NULL;
+    for (size_t i = 0; i < j->n; i++) {
+        const json_t *s = j->nodes[i].schema, *k = json_object_get(s, "pattern");
+        for (size_t n = 0; n < sizeof others / sizeof *others; n++)
+            if (json_object_get(s, others[n])) return NULL;
+        if (k && owner) return NULL;
+        if (k) owner = s, *pattern = k;
+    }
+    return owner;
+}
+
+/* A pattern alone may count at run time. NULL: take the way of automata (which also names what is unsupported). */
+static struct expr *pattern_alone(struct sctx *c, const struct conj *j)
+{
+    const json_t *pattern, *owner = only_pattern(j, &pattern);
+    const char *text = owner ? json_string_value(pattern) : "";
+    size_t len = owner ? json_string_length(pattern) : 0;
+    if (!len || text[0] != '^' || memchr(text, '(', len) || memchr(text, '|', len)) return NULL;
+    char *what = arena_printf(&c->b->a, "%.300s: pattern", schema_path(c, owner));
+    struct expr *x = what ? regex_rule(c->b, text, len, true, FORM_JSON, what) : NULL;
+    if (!x && c->b->status == MB_UNSUPPORTED) c->b->status = MB_OK;
+    return x ? expr_seq(c->b, 3, expr_lit(c->b, "\""), x, expr_lit(c->b, "\"")) : NULL;
+}
+
 struct expr *schema_string(struct sctx *c, const struct conj *j)
 {
     struct lengths l = lengths_of(j);
     if (l.hi < l.lo) return expr_nothing(c->b);
+    struct expr *alone = pattern_alone(c, j);
+    if (alone || c->b->status != MB_OK) return alone;
     struct dfa *d = compared(c, j);
     if (c->b->status != MB_OK) return NULL;
     if (!d) return json_string_chars(c->b, l.lo, l.hi);

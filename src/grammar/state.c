@@ -116,6 +116,12 @@ void grammar_state_close(struct grammar_state *s)
 
 /* --- masks --- */
 
+static mb_status too_ambiguous(const struct grammar *g, mb_error *err)
+{
+    return mb_fail(err, MB_TOO_LARGE, "the grammar is too ambiguous: more than %zu parses go on at one place",
+                   g->machine.limits.max_items);
+}
+
 static void put_ends(const struct grammar_vocab *v, uint32_t *bits, int32_t n_bits)
 {
     for (int32_t i = 0; i < v->n_end; i++)
@@ -143,6 +149,8 @@ mb_status grammar_state_mask(struct grammar_state *s, uint32_t *bits, int32_t n_
     }
     if (n_words && n_bits & 31) bits[n_words - 1] &= (1u << (n_bits & 31)) - 1;
     if (s->complete) put_ends(v, bits, n_bits);
+    else if (!any_bit(bits, n_words) && g->machine.overflowed)
+        return too_ambiguous(g, err);
     else if (!any_bit(bits, n_words))
         return mb_fail(err, MB_UNSUPPORTED, "no token of this model spells what the grammar asks for next");
     return MB_OK;
@@ -164,8 +172,9 @@ static uint32_t after_bytes(struct machine *m, uint32_t config, const uint8_t *b
     return config;
 }
 
-static mb_status refused(mb_error *err, int32_t id)
+static mb_status refused(const struct grammar_state *s, mb_error *err, int32_t id)
 {
+    if (s->g->machine.overflowed) return too_ambiguous(s->g, err);
     return mb_fail(err, MB_INVALID, "the token %d is not allowed by the grammar here", id);
 }
 
@@ -174,11 +183,11 @@ mb_status grammar_state_accept(struct grammar_state *s, int32_t id, mb_error *er
     struct grammar *g = s->g;
     const struct grammar_vocab *v = g->vocab;
     if (is_end(v, id)) {
-        if (!s->complete) return refused(err, id);
+        if (!s->complete) return refused(s, err, id);
         s->finished = true;
         return MB_OK;
     }
-    if (s->finished || id < 0 || id >= v->n_vocab) return refused(err, id);
+    if (s->finished || id < 0 || id >= v->n_vocab) return refused(s, err, id);
     uint32_t to = CONFIG_DEAD;
     if (job_begin(g) == MB_OK) {
         if (v->added[id]) to = machine_token(&g->machine, s->config, id);
@@ -189,7 +198,7 @@ mb_status grammar_state_accept(struct grammar_state *s, int32_t id, mb_error *er
         update(s);
     }
     MB_TRY(job_end(g, err));
-    return to == CONFIG_DEAD ? refused(err, id) : MB_OK;
+    return to == CONFIG_DEAD ? refused(s, err, id) : MB_OK;
 }
 
 mb_status grammar_state_accept_bytes(struct grammar_state *s, const char *bytes, size_t len, mb_error *err)
