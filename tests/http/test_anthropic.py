@@ -378,3 +378,17 @@ def test_b076_golden_stream(tmp_path):
     """B-076: the grammar byte for byte."""
     with Server(model=dr.weather_model(tmp_path)) as s:
         dr.golden("anthropic.sse", s.post(MESSAGES, {**ASK, "stream": True}).text)
+
+
+def test_b058_a_call_that_is_cut_off(tmp_path):
+    """B-058: cut by max_tokens in the middle of the arguments: no finished call, what there was as produced, in both dialects."""
+    said = ["<tool_call>\n", '{"name": "get_weather", "arguments": {"city"', ': "Ro', 'me"}}', "\n</tool_call>"]
+    with Server(model=dr.speaker(tmp_path, {dr.PLAIN: said})) as s:
+        m = s.ok(MESSAGES, {**ASK, "max_tokens": 3})
+        assert m["stop_reason"] == "max_tokens" and [(b["type"], b["input"]) for b in m["content"]] == [("tool_use", '{"city": "Ro')]
+        ev = dr.events(s.post(MESSAGES, {**ASK, "max_tokens": 3, "stream": True}).text)
+        assert "".join(e["delta"]["partial_json"] for e in ev if e["type"] == "content_block_delta") == '{"city": "Ro'
+        assert ev[-2]["delta"]["stop_reason"] == "max_tokens"
+        r = s.ok("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "get_weather"}], "max_output_tokens": 3})
+        assert r["status"] == "incomplete" and [(i["status"], i["arguments"]) for i in r["output"]] == [("incomplete", '{"city": "Ro')]
+        assert s.ok(MESSAGES, {**ASK, "max_tokens": 30})["content"][0]["input"] == {"city": "Rome"}
