@@ -102,6 +102,31 @@ static void test_no_allocation(void **state)
     rig_close(&r);
 }
 
+/* More threads than KV heads at a short context: query heads of a group on different threads. */
+static void test_cut_heads_bits(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = { DIR "llama", DIR "qwen3", DIR "gemma3", DIR "llama-bf16" };
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
+        float *want = NULL;
+        static const int threads[] = { 1, 2, 4, 5, 16 };
+        for (size_t t = 0; t < sizeof threads / sizeof *threads; t++) {
+            struct rig r;
+            rig_open(&r, dirs[i], threads[t], 64);
+            struct draw draw;
+            size_t bytes = (size_t)r.n_vocab * 6 * sizeof(float);
+            float *got = malloc(bytes);
+            feed(&r, 9, NULL, NULL);
+            for (int j = 0; j < 6; j++) feed(&r, 1, got + (int64_t)j * r.n_vocab, &draw);
+            if (want) assert_memory_equal(got, want, bytes);
+            if (want) free(got);
+            else want = got;
+            rig_close(&r);
+        }
+        free(want);
+    }
+}
+
 /* Decoding after 1,190 tokens: three splits, dealt to threads and merged by whoever comes last. */
 static void test_split_attention_bits(void **state)
 {
@@ -134,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_barriers),
         cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_cut_heads_bits),
         cmocka_unit_test(test_split_attention_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

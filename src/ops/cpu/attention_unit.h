@@ -180,12 +180,12 @@ static void tile_run(struct work *w, int t)
     const struct attn_unit *u = w->u;
     const uint8_t *k = u->page[t], *v = k + (size_t)u->d * row64_bytes(u->format);
     const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : u->page_after;
-    bool few = w->n_block == 1; /* decode: the memory is what counts */
+    bool few = u->n_rows <= 16; /* decode: the memory is what counts; the first block prefetches */
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
         if (!block_sees(u, r0, r1, t)) continue;
         struct mk_args m = { w->q + (int64_t)r0 * w->dp, 0, 0, k, 0, u->d, u->d, w->s + r0 * ATTN_TILE, ATTN_TILE, NULL,
-                             few ? v : NULL };
+                             few && i == 0 ? v : NULL };
         mk_qk(u->format, r1 - r0, m);
     }
     for (int r = 0; r < u->n_rows; r++) {
@@ -202,7 +202,7 @@ static void tile_run(struct work *w, int t)
     }
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
-        if (block_sees(u, r0, r1, t)) block_pv(w, r0, r1 - r0, t, v, few ? next : NULL);
+        if (block_sees(u, r0, r1, t)) block_pv(w, r0, r1 - r0, t, v, few && i == 0 ? next : NULL);
     }
 }
 

@@ -137,6 +137,7 @@ struct compiled {
     int64_t n_chunks, chunk_rows;        /* linears: rows go in so many chunks */
     bool attn_split;                     /* attend: tiles are split into units */
     int32_t attn_n_tiles;
+    int attn_head_parts;                 /* attend: the query heads of a KV head go in so many parts */
     struct attn_tile_state *attn_tiles;  /* [CPU_ATTN_SPLIT_TILES * n_threads] */
     struct sample_row *sample_rows;      /* [n_draw_max] */
     float *sample_blocks;                /* [n_draw_max][2][sample_blocks(n_vocab)] */

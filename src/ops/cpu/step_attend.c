@@ -7,7 +7,7 @@
  * anchored at index 0 and merge left to right (docs/numerics.md, section 4).
  * Whoever has the output of a tile also writes it as linear inputs, when a KV head's share holds whole groups of them.
  * In a batch of single tokens a unit first rotates its own q heads, and the unit of the last split (the only one that
- * sees the token's own key) writes K and V.
+ * sees the token's own key) writes K and V. With more threads than units the query heads of a group are dealt out as well.
  */
 #include <math.h>
 #include <string.h>
@@ -25,11 +25,12 @@ static void visible(const struct plan_step *s, const struct row *r, int32_t i, i
         if (i >= r->two_way[k].first && i < r->two_way[k].end && r->two_way[k].end > *hi) *hi = r->two_way[k].end;
 }
 
-/* A tile: tokens [tok0, tok0 + n_tok) of one row (row-relative), one KV head, and the splits they can see. */
+/* A tile: tokens [tok0, tok0 + n_tok) of one row (row-relative), the query heads [head0, head0 + group) of one KV head, and
+ * the splits they can see. */
 struct tile {
     const struct row *row;
     int32_t i_row, tok0, n_tok, n_rows;
-    int i_head_kv, group;
+    int i_head_kv, head0, group;
     int32_t split0, split1; /* half-open */
 };
 
@@ -39,27 +40,32 @@ static int32_t tile_tokens(const struct plan_step *s)
     return group >= ATTN_ROWS ? 1 : ATTN_ROWS / group;
 }
 
+/* Tiles of one row. */
+static int32_t row_tiles(const struct compiled *c, const struct plan_step *s, int32_t i_row)
+{
+    int32_t per = tile_tokens(s);
+    return (c->batch.rows[i_row].n + per - 1) / per * s->u.attend.n_head_kv * c->attn_head_parts;
+}
+
 static int32_t count_tiles(const struct compiled *c, const struct plan_step *s)
 {
-    int32_t per = tile_tokens(s), n = 0;
-    for (int32_t r = 0; r < c->batch.n_rows; r++)
-        n += (c->batch.rows[r].n + per - 1) / per * s->u.attend.n_head_kv;
+    int32_t n = 0;
+    for (int32_t r = 0; r < c->batch.n_rows; r++) n += row_tiles(c, s, r);
     return n;
 }
 
-/* Tile number t, rows outermost, then KV heads, then tokens. */
+/* Tile number t, rows outermost, then KV heads, then parts of their query heads, then tokens. */
 static struct tile get_tile(const struct compiled *c, const struct plan_step *s, int32_t t)
 {
     int32_t per = tile_tokens(s), r = 0, lo, hi, lo_last, hi_last;
-    int32_t n_head_kv = s->u.attend.n_head_kv;
-    while (t >= (c->batch.rows[r].n + per - 1) / per * n_head_kv) {
-        t -= (c->batch.rows[r].n + per - 1) / per * n_head_kv;
-        r++;
-    }
+    int group = s->u.attend.n_head / s->u.attend.n_head_kv, n_parts = c->attn_head_parts;
+    for (; t >= row_tiles(c, s, r); r++) t -= row_tiles(c, s, r);
     const struct row *row = &c->batch.rows[r];
     int32_t n_tiles = (row->n + per - 1) / per;
-    struct tile out = { .row = row, .i_row = r, .i_head_kv = t / n_tiles, .tok0 = t % n_tiles * per,
-                        .group = s->u.attend.n_head / n_head_kv };
+    int part = t / n_tiles % n_parts;
+    struct tile out = { .row = row, .i_row = r, .i_head_kv = t / n_tiles / n_parts, .tok0 = t % n_tiles * per };
+    out.head0 = out.i_head_kv * group + part * group / n_parts;
+    out.group = (part + 1) * group / n_parts - part * group / n_parts;
     out.n_tok = row->n - out.tok0 < per ? row->n - out.tok0 : per;
     out.n_rows = out.n_tok * out.group;
     visible(s, row, row->i_first + out.tok0, &lo, &hi);
@@ -108,11 +114,11 @@ static void load_q(const struct compiled *c, const struct plan_step *s, const st
 {
     int64_t d = s->u.attend.head_dim;
     int32_t first = c->batch.row_first[t->i_row] + t->tok0;
-    for (int g = 0; rope && g < t->group; g++) cpu_rope_q(c, rope, first, t->i_head_kv * t->group + g, q + g * d);
+    for (int g = 0; rope && g < t->group; g++) cpu_rope_q(c, rope, first, t->head0 + g, q + g * d);
     if (rope) return;
     for (int32_t k = 0; k < t->n_tok; k++)
         memcpy(q + (int64_t)k * t->group * d,
-               cpu_row_f32(c, s->in, first + k) + (int64_t)t->i_head_kv * t->group * d,
+               cpu_row_f32(c, s->in, first + k) + (int64_t)t->head0 * d,
                (size_t)(t->group * d) * sizeof(float));
 }
 
@@ -151,27 +157,32 @@ static float *out_row(const struct compiled *c, const struct plan_step *s, const
 {
     int32_t token = c->batch.row_first[t->i_row] + t->tok0 + i / t->group;
     return cpu_row_f32(c, s->out, token) +
-           ((int64_t)t->i_head_kv * t->group + i % t->group) * s->u.attend.head_dim;
+           (int64_t)(t->head0 + i % t->group) * s->u.attend.head_dim;
 }
 
 static void write_kv(const struct compiled *c, const struct plan_step *rope, const struct tile *t, float *tmp)
 {
-    if (rope && rope->u.rope_kv.k >= 0) cpu_rope_kv(c, rope, c->batch.row_first[t->i_row] + t->tok0, t->i_head_kv, tmp);
+    if (rope && rope->u.rope_kv.k >= 0 && c->attn_head_parts == 1) cpu_rope_kv(c, rope, c->batch.row_first[t->i_row] + t->tok0, t->i_head_kv, tmp);
+}
+
+/* Are `width` columns whole groups of every linear input written? */
+static bool whole_groups(const struct compiled *c, const struct plan_step *s, int32_t width)
+{
+    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++)
+        if (c->form[s->outs[i]] != ACT_F32 && width % c->plan->bufs[s->outs[i]].group != 0) return false;
+    return true;
 }
 
 bool cpu_attend_whole_groups(const struct compiled *c, const struct plan_step *s)
 {
-    int32_t width = s->u.attend.n_head / s->u.attend.n_head_kv * s->u.attend.head_dim;
-    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++)
-        if (c->form[s->outs[i]] != ACT_F32 && width % c->plan->bufs[s->outs[i]].group != 0) return false;
-    return true;
+    return whole_groups(c, s, s->u.attend.n_head / s->u.attend.n_head_kv * s->u.attend.head_dim);
 }
 
 /* The tile's columns of its tokens' outputs are complete. */
 static void write_inputs(const struct compiled *c, const struct plan_step *s, const struct tile *t)
 {
     if (!cpu_attend_whole_groups(c, s)) return;
-    int64_t width = (int64_t)t->group * s->u.attend.head_dim, col0 = t->i_head_kv * width;
+    int64_t width = (int64_t)t->group * s->u.attend.head_dim, col0 = (int64_t)t->head0 * s->u.attend.head_dim;
     int32_t first = c->batch.row_first[t->i_row] + t->tok0;
     for (int32_t i = first; i < first + t->n_tok; i++)
         cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), col0, col0 + width);
@@ -255,13 +266,32 @@ static void run_split(struct compiled *c, const struct plan_step *s, const struc
 
 /* --- the pass --- */
 
+/* Fewer units than threads, in a batch of single tokens: the query heads of a group are dealt out too. Then no tile is the
+ * only reader of its keys, and the opener writes K and V. Called with attn_head_parts 1. */
+static void cut_heads(struct compiled *c, const struct cpu_pass *p, int32_t n_units, int i_thread)
+{
+    const struct plan_step *s = p->s, *rope = p->partner;
+    int group = s->u.attend.n_head / s->u.attend.n_head_kv, n = c->n_threads / n_units;
+    if (!rope || !c->batch.all_single || n < 2 || group < 2 || !whole_groups(c, s, s->u.attend.head_dim)) return;
+    for (int32_t i = 0; i < c->batch.m && rope->u.rope_kv.k >= 0; i++)
+        for (int h = 0; h < s->u.attend.n_head_kv; h++) cpu_rope_kv(c, rope, i, h, (float *)c->thread_scratch[i_thread]);
+    c->attn_head_parts = n < group ? n : group;
+}
+
 int64_t cpu_attend_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
 {
-    (void)i_thread;
     (void)bounds;
     int32_t n_units = 0;
+    c->attn_head_parts = 1;
     c->attn_n_tiles = count_tiles(c, p->s);
-    if (c->n_threads > 1 && c->attn_n_tiles < CPU_ATTN_SPLIT_TILES * c->n_threads) n_units = split_tiles(c, p->s, c->attn_n_tiles);
+    if (c->n_threads > 1 && c->attn_n_tiles < CPU_ATTN_SPLIT_TILES * c->n_threads) {
+        n_units = split_tiles(c, p->s, c->attn_n_tiles);
+        cut_heads(c, p, n_units > 0 ? n_units : c->attn_n_tiles, i_thread);
+    }
+    if (c->attn_head_parts > 1) {
+        c->attn_n_tiles = count_tiles(c, p->s);
+        n_units = split_tiles(c, p->s, c->attn_n_tiles);
+    }
     c->attn_split = n_units > 0;
     return c->attn_split ? n_units : c->attn_n_tiles;
 }
