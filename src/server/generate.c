@@ -55,6 +55,12 @@ static void send(struct http_exchange *x, struct buf *b, bool end)
     if (b->len == 0 && !end && !b->failed) return;
     open_stream(x);
     pthread_mutex_lock(&x->lock);
+    if (!end && !b->failed && direct_send_locked(x, b)) {
+        pthread_mutex_unlock(&x->lock);
+        x->t_bytes_ns = clock_now_ns();
+        buf_clear(b);
+        return;
+    }
     if (x->out_off > OUT_LOW_BYTES) { /* what was sent goes, or the buffer would grow as long as the client is behind */
         memmove(x->out.data, x->out.data + x->out_off, x->out.len - x->out_off);
         x->out.len -= x->out_off;

@@ -259,6 +259,7 @@ static ssize_t read_stream(void *ctx, uint64_t pos, char *to, size_t max)
         memcpy(to, x->out.data + x->out_off, n);
         x->out_off += n;
         got = (ssize_t)n;
+        x->out_flowed = true;
         if (x->out_off == x->out.len) x->out_off = x->out.len = 0;
         wake = x->out_blocked && x->out.len - x->out_off < OUT_LOW_BYTES;
         if (wake) x->out_blocked = false;
@@ -388,8 +389,11 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
                                   const char *version, const char *data, size_t *len, void **con)
 {
     struct http_exchange *x = *con;
-    (void)version;
-    if (!x) return begin(cls, c, path, method, con);
+    if (!x) {
+        enum MHD_Result ok = begin(cls, c, path, method, con);
+        if (*con) ((struct http_exchange *)*con)->chunked = strcmp(version, "HTTP/1.1") == 0;
+        return ok;
+    }
     if (*len > 0) {
         enum MHD_Result ok = receive(x, data, *len);
         *len = 0;

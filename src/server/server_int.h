@@ -80,6 +80,9 @@ struct http_exchange {
     struct buf out;                /* stream bytes, sent up to out_off */
     size_t out_off;
     bool out_blocked;              /* the pump waits for room */
+    bool chunked;                  /* HTTP/1.1: a stream's bytes go in chunks */
+    bool out_flowed;               /* the library has sent the head and some of the stream */
+    bool no_delay;                 /* direct.c has set TCP_NODELAY */
 
     /* generation; req by the worker until gen_ready, then all by the pump */
     struct api_request *req;
@@ -137,6 +140,9 @@ struct server {
     int n_workers;
     struct embed_worker *embed;    /* owned; embeddings.c */
 };
+
+/* direct.c: b as one chunk straight to the socket, under x's lock. false: not now; it has to go through out */
+bool direct_send_locked(struct http_exchange *x, const struct buf *b);
 
 /* exchange.c: life and answers; any thread */
 struct http_exchange *exchange_new(struct server *s);

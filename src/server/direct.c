@@ -1,0 +1,40 @@
+/* direct.c: events of a running stream straight to the socket.
+ *
+ * Waking the library's thread for every token costs more than the token's bytes. While it has a stream suspended it has
+ * nothing of it left to send (it asks for more only when all before is gone), so the pump may write a whole chunk itself.
+ * It does so only where little is on its way to the client; else the bytes go the ordinary way, which knows how to wait.
+ */
+#include <errno.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "server/server_int.h"
+
+#define MOST_BYTES 4096      /* of one chunk */
+#define MOST_QUEUED 8192     /* bytes that the client has not yet acknowledged */
+
+bool direct_send_locked(struct http_exchange *x, const struct buf *b)
+{
+    char head[24];
+    int queued = 0, one = 1;
+    bool free_line = x->suspended && x->mhd && x->chunked && x->out_flowed && x->out.len == x->out_off && !x->out.failed;
+    if (!free_line || x->stream_end || b->len == 0 || b->len > MOST_BYTES) return false;
+    if (ioctl(x->fd, SIOCOUTQ, &queued) != 0 || queued > MOST_QUEUED) return false;
+    if (!x->no_delay) setsockopt(x->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a Unix socket needs none */
+    x->no_delay = true;
+    int n = snprintf(head, sizeof head, "%zx\r\n", b->len);
+    struct iovec parts[3] = { { head, (size_t)n }, { b->data, b->len }, { (char *)(uintptr_t)"\r\n", 2 } };
+    struct msghdr m = { .msg_iov = parts, .msg_iovlen = 3 };
+    ssize_t sent = sendmsg(x->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) return false; /* the library will see the same, or wait */
+    if ((size_t)sent < (size_t)n + b->len + 2) { /* no memory for a few bytes: the chunk cannot be finished by anybody */
+        x->out.failed = MB_IO;
+        http_resume_locked(x);
+    }
+    return true;
+}
