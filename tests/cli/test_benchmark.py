@@ -1,0 +1,76 @@
+"""`mlx-bun benchmark`, and the cache of the tokenizer beside it: what they print, what they leave behind. The program is $MLX_BUN."""
+import json
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MLX_BUN = os.environ.get("MLX_BUN", str(ROOT / "build/mlx-bun"))
+LLAMA = str(ROOT / "tests/golden/tiny/llama")
+SMALL = ["--prompt-tokens", "24", "--tokens", "6", "--repeat", "2", "--threads", "1"]
+
+
+def run(*args, status=0, **env):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}
+    p = subprocess.run([MLX_BUN, *map(str, args)], capture_output=True, text=True, env={**clean, **env}, cwd=ROOT, timeout=300)
+    assert p.returncode == status, (args, p.returncode, p.stdout[-2000:], p.stderr[-2000:])
+    return p
+
+
+def benchmark(*args, **env):
+    return json.loads(run("benchmark", LLAMA, *SMALL, "--json", *args, **env).stdout)
+
+
+def check_row(row):
+    assert row["prompt_tokens"] == 24 and row["tokens"] == 6
+    assert row["prefill_tok_s"] > 0 and row["decode_tok_s"] > 0 and row["first_token_s"] > 0
+    assert abs(row["prefill_tok_s"] * row["first_token_s"] / (24 * row["requests"]) - 1) < 2  # medians of each
+
+
+def test_benchmark_alone_and_together():
+    got = benchmark("--batch", "3", "--l2")
+    assert got["rounds"] == 2 and got["device"].startswith("cpu")
+    assert [(r["tier"], r["requests"]) for r in got["rows"]] == [("l2", 1), ("l2", 3)]
+    for row in got["rows"]:
+        check_row(row)
+
+
+def test_cfg126_reference_prefill_is_accepted():
+    """CFG-126"""
+    assert len(benchmark("--reference-prefill", "unsplit")["rows"]) == 1
+    assert "split" in run("benchmark", LLAMA, "--reference-prefill", "sometimes", status=2).stderr
+
+
+def test_cfg206_features_measures_every_cell():
+    """CFG-206"""
+    rows = benchmark("--run", "features", "--batch", "2", "--repeat", "1")["rows"]
+    cells = {(r["tier"], r["kv"], r["requests"]) for r in rows}
+    assert len(cells) == len(rows) == 3 * 3 * 2
+    for row in rows:
+        check_row(row)
+
+
+def test_benchmark_prints_a_table():
+    out = run("benchmark", LLAMA, *SMALL).stdout
+    assert "tok/s" in out and "median of 2" in out
+
+
+def test_benchmark_longer_than_the_context_is_refused():
+    err = run("benchmark", LLAMA, "--prompt-tokens", "1000000", "--tokens", "6", status=2).stderr
+    assert "--prompt-tokens 1000000" in err
+
+
+def test_the_tokenizer_is_kept_in_the_cache(tmp_path):
+    """The second start maps what the first one made; a damaged file changes nothing."""
+    prompt = ["show-prompt", LLAMA, "--prompt", "Hello there, 123", "--cache-dir", tmp_path]
+    first = run(*prompt).stdout
+    images = list((tmp_path / "tokenizer").iterdir())
+    assert len(images) == 1 and images[0].suffix == ".bin"
+    made = images[0].stat().st_mtime_ns
+    assert run(*prompt).stdout == first
+    assert images[0].stat().st_mtime_ns == made
+    data = bytearray(images[0].read_bytes())
+    data[len(data) // 2] ^= 0x55
+    images[0].write_bytes(data)
+    assert run(*prompt).stdout == first
+    assert run("show-prompt", LLAMA, "--prompt", "Hello there, 123", HOME=str(tmp_path / "home"), XDG_CACHE_HOME="").stdout == first
