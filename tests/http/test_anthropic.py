@@ -253,6 +253,27 @@ def test_tool_choice(server):
     refused(server, {"tool_choice": {"type": "any"}}, "tool_choice")
 
 
+PICK = {"name": "pick", "input_schema": {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"],
+                                        "additionalProperties": False}}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "pick"}])
+@pytest.mark.parametrize("thinking", ["disabled", "enabled"])
+def test_q34_forced_tool_choice(client, choice, thinking):
+    """Q34 Q20: any and a named tool are enforced, after the thought when there is one."""
+    tools = [PICK] if choice["type"] == "any" else [TOOL, PICK]
+    m = client.messages.create(**{**ASK, "max_tokens": 300, "tools": tools, "thinking": {"type": thinking, "budget_tokens": 1024}
+                                  if thinking == "enabled" else {"type": thinking}}, tool_choice={**choice, "disable_parallel_tool_use": True})
+    assert [b.type for b in m.content] == (["thinking"] if thinking == "enabled" else []) + ["tool_use"]
+    assert m.content[-1].name == "pick" and m.content[-1].input == {"city": "Rome"} and m.stop_reason == "tool_use"
+
+
+def test_thinking_budget(client):
+    """budget_tokens closes the thought; the answer follows."""
+    m = client.messages.create(**{**ASK, "tools": [], "thinking": {"type": "enabled", "budget_tokens": 2}})
+    assert m.content[0].type == "thinking" and len(m.content[0].thinking) < len(dr.THOUGHT) and m.content[1].text.startswith(dr.LEAD)
+
+
 def test_disable_parallel_tool_use(client):
     m = client.messages.create(**ASK, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert [b.type for b in m.content] == ["thinking", "text", "tool_use"] and m.stop_reason == "tool_use"

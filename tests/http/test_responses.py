@@ -223,6 +223,15 @@ def test_tool_choice(server):
     server.refused(RESPONSES, {"input": "a", "tool_choice": "required"}, "tool_choice")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "pick"}])
+def test_q20_forced_tool_choice(server, choice):
+    """Q20: required and a named function are enforced."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"], "additionalProperties": False}
+    r = respond(server, tools=[{"type": "function", "name": "pick", "parameters": schema}], tool_choice=choice, max_output_tokens=300,
+                parallel_tool_calls=False, reasoning={"effort": "none"})
+    assert [(i["type"], i["name"], json.loads(i["arguments"])) for i in r["output"]] == [("function_call", "pick", {"city": "Rome"})]
+
+
 def test_parallel_tool_calls(server):
     """Q21: one call at most."""
     r = respond(server, tools=[TOOL], parallel_tool_calls=False)
