@@ -158,6 +158,7 @@ mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_optio
     *out = NULL;
     MB_TRY(mb_options_to_load(path, opt, &load, err));
     if (x) load.kv_budget_bytes = x->kv_budget_bytes;
+    if (x && x->packed_cache && x->cache_dir[0]) load.packed_dir = x->cache_dir;
     if (x) load.max_lora_rank = x->max_lora_rank;
     if (x && x->client_timeout_ms > 0) load.engine.client_timeout_ms = x->client_timeout_ms;
     mb_engine *e = mb_calloc(1, sizeof *e);

@@ -19,6 +19,7 @@ struct mb_open_extra {
     int64_t client_timeout_ms;
     const char *adapter;          /* --adapter: a folder, or ID=folder; mounted and the default for requests */
     int32_t max_lora_rank;        /* 0 = 64 */
+    bool packed_cache;            /* packed weights are kept there too */
     char cache_dir[1024];         /* tables of the tokenizer are kept below it; "": nowhere */
 };
 mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,

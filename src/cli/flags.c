@@ -74,6 +74,10 @@ static const struct flag_row rows[] = {
     { .name = "prompt-cache", .type = FLAG_BYTES_GIB, .off = OFF(prompt_cache), .dflt = "8", .min = 0, .max = 1e6,
       .commands = SAMPLED, .unit = "GiB", .help = "prefixes kept for later requests, inside the KV pool; 0 = off",
       .spec = "T1.09 CFG-060" },
+    { .name = "packed-cache", .type = FLAG_BOOL, .off = OFF(packed_cache), .commands = CMD_MODEL,
+      .help = "keep the packed weights on disk, below --cache-dir, and map them at the next start",
+      .note = "One file a model directory, as large as its packed weights, made at the first start with this flag and again when "
+              "the model's files change; delete the folder packed/ of the cache to free the space. The same bits." },
     { .name = "ssd-cache", .type = FLAG_STRING, .off = OFF(ssd_cache), .commands = CMD_SERVE, .state = FLAG_NOT_YET,
       .unit = "DIR", .help = "keep prefixes on disk too", .spec = "T1.10 CFG-061" },
     { .name = "ssd-cache-max", .type = FLAG_NUMBER, .off = OFF(ssd_cache_max), .dflt = "0", .min = 0, .max = 1e9,

@@ -11,7 +11,7 @@ struct flags {
     /* model and network */
     struct flag_value model, query, host, port, unix_path, api_key, allow_host, allow_origin, no_open, keep_billing_header;
     /* memory, caches, scheduling */
-    struct flag_value memory_budget, kv_budget, prompt_cache, batch, prefill_chunk, body_memory, client_timeout;
+    struct flag_value memory_budget, kv_budget, packed_cache, prompt_cache, batch, prefill_chunk, body_memory, client_timeout;
     struct flag_value ssd_cache, ssd_cache_max, ssd_cache_verify, ssd_demote_idle, generation_checkpoint;
     struct flag_value isolate, model_pool, paged_kv, paged_kv_block_size, force_wire, expert_offload;
     /* adapters and drafts */

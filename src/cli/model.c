@@ -187,6 +187,7 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     x->client_timeout_ms = (int64_t)(f->client_timeout.d * 1000);
     x->adapter = f->adapter.given ? f->adapter.s : NULL;
     x->max_lora_rank = (int32_t)f->max_lora_rank.i;
+    x->packed_cache = f->packed_cache.b;
     if (model_cache_dir(f, x->cache_dir, sizeof x->cache_dir, NULL) != MB_OK) x->cache_dir[0] = '\0';
     return MB_OK;
 }

@@ -1,15 +1,19 @@
 /* open.c: device, model, memory plan, stepper, engine: see open.h. */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/filemap.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/open.h"
 
+#define PATH_CAP 4096
 #define POOL_MIN_TOKENS 512 /* below this a pool is of no use */
 
 /* A number from a small text file such as memory.max; false for "max" or no file. */
@@ -104,6 +108,51 @@ static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind
     return MB_OK;
 }
 
+/* --- the packed cache: one file a model directory, keyed by what its files are --- */
+
+static uint64_t identity_of(const char *dir, const char *name, uint64_t seed)
+{
+    struct stat s;
+    char path[PATH_CAP];
+    if (path_join(path, sizeof path, dir, name, NULL) != MB_OK || stat(path, &s) != 0) return seed;
+    uint64_t v[7] = { (uint64_t)s.st_dev, (uint64_t)s.st_ino, (uint64_t)s.st_size, (uint64_t)s.st_mtim.tv_sec,
+                      (uint64_t)s.st_mtim.tv_nsec, (uint64_t)s.st_ctim.tv_sec, (uint64_t)s.st_ctim.tv_nsec };
+    return XXH3_64bits(v, sizeof v) ^ XXH3_64bits(name, strlen(name));
+}
+
+/* Of all weight files and config.json; the order of the folder does not count. */
+static uint64_t identity_of_model(const char *dir)
+{
+    uint64_t sum = identity_of(dir, "config.json", 0);
+    DIR *d = opendir(dir);
+    if (!d) return sum;
+    for (struct dirent *e; (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        if (n > 12 && strcmp(e->d_name + n - 12, ".safetensors") == 0) sum += identity_of(dir, e->d_name, 0);
+    }
+    closedir(d);
+    return sum;
+}
+
+/* *path empty: no cache. A folder that cannot be made is a warning. */
+static void packed_place(const struct engine_load *opt, char path[PATH_CAP], uint64_t *key)
+{
+    char folder[PATH_CAP], name[32];
+    mb_error why;
+    char *real = opt->packed_dir ? realpath(opt->dir, NULL) : NULL;
+    path[0] = '\0';
+    if (!real) return;
+    snprintf(name, sizeof name, "%016llx.bin", (unsigned long long)XXH3_64bits(real, strlen(real)));
+    *key = identity_of_model(real);
+    free(real);
+    mb_status st = path_join(folder, sizeof folder, opt->packed_dir, "packed", &why);
+    if (st == MB_OK) st = dir_make(folder, &why);
+    if (st == MB_OK) st = path_join(path, PATH_CAP, folder, name, &why);
+    if (st == MB_OK) return;
+    LOGW("engine", "--packed-cache: %s", why.text);
+    path[0] = '\0';
+}
+
 /* Device options and model options out of an engine_load. */
 static mb_status open_device(const struct engine_load *opt, const struct ops **ops, struct device **dev, mb_error *err)
 {
@@ -112,6 +161,9 @@ static mb_status open_device(const struct engine_load *opt, const struct ops **o
     if (!*ops)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "device %.32s is not in this build; use cpu", opt->device);
     struct device_options d = { .n_threads = opt->n_threads, .cpu_level = opt->cpu_level, .n_ranks = 1 };
+    char packed[PATH_CAP];
+    packed_place(opt, packed, &d.packed_key);
+    d.packed_path = packed[0] ? packed : NULL;
     return (*ops)->device_open(dev, &d, err);
 }
 

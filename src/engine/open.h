@@ -15,6 +15,7 @@ struct engine_load {
     enum fidelity_tier tier;
     int kv_format;                 /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
     int32_t n_context;             /* 0 = the model's */
+    const char *packed_dir;        /* keep packed weights below this folder for the next start; NULL: no (--packed-cache) */
     int32_t max_lora_rank;         /* of adapters; 0 = 64 (--max-lora-rank) */
     uint64_t memory_budget_bytes;  /* 0 = 90 % of what is free */
     uint64_t kv_budget_bytes;      /* 0 = no further limit (--kv-budget only lowers the pool) */

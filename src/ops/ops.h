@@ -19,6 +19,8 @@ struct device_options {
     const char *cpu_level;  /* cpu: NULL = highest */
     int ordinal;            /* cuda device */
     int n_ranks;            /* several devices or loopback ranks; 1 */
+    const char *packed_path; /* cpu: packed weights are kept in this file for the next start; NULL: nowhere */
+    uint64_t packed_key;    /* what they come from: another key, another file */
 };
 
 /* A weight as it lies in the checkpoint; the pointers need to live only during pack. */

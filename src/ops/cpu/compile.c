@@ -96,6 +96,7 @@ mb_status cpu_compile(struct device *d, const struct plan *p, const struct compi
                       mb_error *err)
 {
     int n_threads = pool_n_threads(d->pool);
+    if (d->cache) packed_finish(d->cache); /* every weight has been packed by now */
     struct compiled *c = mb_calloc(1, sizeof *c);
     *out = NULL;
     if (!c) return mb_fail(err, MB_NO_MEMORY, "out of memory");

@@ -14,6 +14,7 @@
 
 #include "base/threads.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/packed.h"
 #include "ops/cpu/sample_int.h"
 #include "ops/ops.h"
 
@@ -30,14 +31,15 @@ struct device {
     struct cpu_kernels kernels;
     char describe[96];
     struct weight_chunk *chunks; /* the newest first */
+    struct packed_cache *cache; /* --packed-cache; NULL: none */
     uint8_t *kv;            /* the page pool: reserved address space */
     size_t kv_bytes;
 };
 
 /* weight.impl of this backend. */
 struct cpu_weight_impl {
-    struct cpu_weight packed;   /* packed.data lies in chunk; unused when mapped */
-    struct weight_chunk *chunk; /* NULL when mapped */
+    struct cpu_weight packed;   /* packed.data lies in chunk, or in the device's cache; unused when mapped */
+    struct weight_chunk *chunk; /* NULL when mapped, or in the cache */
     bool mapped;                /* gather_only: rows are read from the checkpoint */
     struct weight_source source;
 };

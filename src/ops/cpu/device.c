@@ -35,6 +35,7 @@ mb_status cpu_device_open(struct device **out, const struct device_options *opt,
         mb_free(d);
         return st;
     }
+    if (opt->packed_path) d->cache = packed_open(opt->packed_path, opt->packed_key);
     snprintf(d->describe, sizeof d->describe, "cpu %s, %d thread%s", d->kernels.level, n, n == 1 ? "" : "s");
     *out = d;
     return MB_OK;
@@ -46,6 +47,7 @@ void cpu_device_close(struct device *d)
     pool_close(d->pool);
     huge_unmap(d->kv, d->kv_bytes);
     cpu_chunks_free(d);
+    packed_close(d->cache);
     mb_free(d);
 }
 

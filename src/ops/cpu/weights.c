@@ -128,11 +128,13 @@ mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, str
     mb_status st = cpu_pack_plan(&j.src, &w->packed, err);
     w->source = *src;
     w->mapped = src->gather_only;
-    if (st == MB_OK && !w->mapped) {
+    bool cached = st == MB_OK && !w->mapped && d->cache && src->name && packed_find(d->cache, src->name, &w->packed);
+    if (st == MB_OK && !w->mapped && !cached) {
         j.dst = chunk_take(d, packed_bytes(&w->packed), &w->chunk);
         w->packed.data = j.dst;
         if (j.dst) pool_run(d->pool, pack_share, &j);
-        else st = mb_fail(err, MB_NO_MEMORY, "out of memory for %s (%zu bytes packed)", src->name, packed_bytes(&w->packed));
+        if (j.dst && d->cache && src->name) packed_note(d->cache, src->name, &w->packed);
+        if (!j.dst) st = mb_fail(err, MB_NO_MEMORY, "out of memory for %s (%zu bytes packed)", src->name, packed_bytes(&w->packed));
     }
     if (st != MB_OK) {
         mb_free(w);
