@@ -136,7 +136,7 @@ struct compiled {
     uint8_t *attn_partials;     /* split results of small batches */
     size_t attn_partials_bytes;
     /* Of the open pass; written by its opener. */
-    int64_t n_chunks, chunk_rows;        /* linears: rows go in so many chunks */
+    int64_t n_chunks, chunk_rows;        /* linears: rows go in so many chunks; row-wise steps: rows of a tile */
     bool attn_split;                     /* attend: tiles are split into units */
     int32_t attn_n_tiles;
     int attn_head_parts;                 /* attend: the query heads of a KV head go in so many parts */

@@ -7,7 +7,7 @@
 
 /* Columns that one work item of a glu covers: a multiple of every quantisation group. */
 #define GLU_CHUNK 256
-#define ROWS_TILE 4
+#define ROWS_TILE_MAX 16
 
 static void embed_row(struct compiled *c, const struct plan_step *s, int64_t i)
 {
@@ -70,15 +70,19 @@ int64_t cpu_rows_open(struct compiled *c, const struct cpu_pass *p, int i_thread
 {
     (void)bounds;
     int64_t n = rows_count(c, p->s), width = c->plan->bufs[p->s->op == STEP_NORM ? p->s->in : p->s->out].width;
-    if (n > 1 && c->n_threads > 1 && n * width > CPU_SERIAL_VALUES) return (n + ROWS_TILE - 1) / ROWS_TILE;
-    rows_do(c, p->s, 0, n, i_thread);
-    return 0;
+    if (n == 1 || c->n_threads == 1 || n * width <= CPU_SERIAL_VALUES) {
+        rows_do(c, p->s, 0, n, i_thread);
+        return 0;
+    }
+    int64_t rows = n / (4 * c->n_threads);
+    c->chunk_rows = rows < 1 ? 1 : rows > ROWS_TILE_MAX ? ROWS_TILE_MAX : rows;
+    return (n + c->chunk_rows - 1) / c->chunk_rows;
 }
 
 void cpu_rows_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
-    int64_t n = rows_count(c, p->s), first = i_tile * ROWS_TILE;
-    rows_do(c, p->s, first, first + ROWS_TILE < n ? first + ROWS_TILE : n, i_thread);
+    int64_t n = rows_count(c, p->s), first = i_tile * c->chunk_rows;
+    rows_do(c, p->s, first, first + c->chunk_rows < n ? first + c->chunk_rows : n, i_thread);
 }
 
 /* --- glu --- */
