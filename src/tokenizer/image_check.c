@@ -10,20 +10,31 @@ static bool is_power_of_two(uint32_t n)
     return n > 0 && (n & (n - 1)) == 0;
 }
 
+/* The loops below run over tens of megabytes at every start: no branches, one verdict at the end. */
+
+static bool entries_are_sound(const struct vocab *v)
+{
+    uint64_t end = 0;
+    uint32_t longest = 0;
+    for (int32_t i = 0; i < v->n_ids; i++) {
+        uint64_t e = (uint64_t)v->at[i].off + v->at[i].len_1;
+        end = e > end && v->at[i].len_1 ? e : end;
+        longest = v->at[i].len_1 > longest ? v->at[i].len_1 : longest;
+    }
+    return end <= v->blob.len && longest <= v->max_len + 1u && v->max_len < UINT32_MAX / 4;
+}
+
 static bool vocab_is_sound(const struct vocab *v)
 {
-    bool bad = false, empty = false;
-    for (int32_t i = 0; i < v->n_ids; i++) {
-        const struct vocab_entry *e = &v->at[i];
-        bad |= e->len_1 && (uint64_t)e->off + e->len_1 > v->blob.len;
-        bad |= e->len_1 > v->max_len + 1u;
-    }
-    if (v->n_slots == 0) return !bad && v->n_ids == 0;
+    int32_t least = 0, most = -1;
+    if (!entries_are_sound(v)) return false;
+    if (v->n_slots == 0) return v->n_ids == 0;
     for (uint32_t i = 0; i < v->n_slots; i++) {
-        bad |= v->slots[i].id >= v->n_ids || v->slots[i].id < -1;
-        empty |= v->slots[i].id < 0;
+        int32_t id = v->slots[i].id;
+        least = id < least ? id : least;
+        most = id > most ? id : most;
     }
-    return !bad && empty && v->max_len < UINT32_MAX / 4 && is_power_of_two(v->n_slots);
+    return is_power_of_two(v->n_slots) && least == -1 /* one is empty */ && most < v->n_ids;
 }
 
 static bool trie_is_sound(const struct trie *t, size_t n_tokens)
@@ -39,23 +50,30 @@ static bool trie_is_sound(const struct trie *t, size_t n_tokens)
     return !bad && empty;
 }
 
-static bool bpe_is_sound(const struct bpe *b, int32_t n_ids)
+static bool merges_are_sound(const struct bpe *b, int32_t n_ids)
 {
-    bool bad = false, empty = false;
+    int32_t least = 0, most = -1, used_bad = 0; /* used_bad: negative when a used slot has a negative id */
     if (!is_power_of_two(b->n_slots)) return false;
     for (uint32_t i = 0; i < b->n_slots; i++) {
         const struct merge_slot *m = &b->slots[i];
-        empty |= m->left < 0;
-        bad |= m->left >= 0 && ((uint32_t)m->id >= (uint32_t)n_ids);
+        least = m->left < least ? m->left : least;
+        most = m->id > most ? m->id : most;
+        used_bad |= ~m->left & m->id;
     }
-    if (bad || !empty) return false;
-    empty = b->words.n == 0;
-    for (uint32_t i = 0; i < b->words.n; i++) {
-        const struct word_entry *e = &b->words.at[i];
-        empty |= !e->tail;
-        bad |= e->tail && (uint32_t)e->id >= (uint32_t)n_ids;
+    return least < 0 && most < n_ids && used_bad >= 0;
+}
+
+static bool words_are_sound(const struct word_table *t, int32_t n_ids)
+{
+    int32_t most = -1, used_bad = 0;
+    uint32_t n_empty = 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct word_entry *e = &t->at[i];
+        n_empty += e->tail == 0;
+        most = e->id > most ? e->id : most;
+        used_bad |= -(int32_t)(e->tail != 0) & e->id;
     }
-    return !bad && empty;
+    return (t->n == 0 || n_empty > 0) && most < n_ids && used_bad >= 0;
 }
 
 bool image_is_sound(const struct tokenizer *t)
@@ -67,5 +85,6 @@ bool image_is_sound(const struct tokenizer *t)
         if ((uint32_t)a->id >= (uint32_t)t->n_vocab || a->pattern.len > TOKENIZER_MAX_ADDED_LEN) return false;
     }
     return vocab_is_sound(&t->vocab) && vocab_is_sound(&t->added_vocab) && trie_is_sound(&t->added.raw, t->added.n) &&
-           trie_is_sound(&t->added.normalized, t->added.n) && bpe_is_sound(&t->bpe, t->vocab.n_ids);
+           trie_is_sound(&t->added.normalized, t->added.n) && merges_are_sound(&t->bpe, t->vocab.n_ids) &&
+           words_are_sound(&t->bpe.words, t->vocab.n_ids);
 }
