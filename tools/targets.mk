@@ -113,9 +113,13 @@ allocs-failed:
 run: all ## fetch the starter model and serve it at 127.0.0.1:8080
 	@dir=$$($(BUILD)/mlx-bun get --starter | tail -n 1) && exec $(BUILD)/mlx-bun serve "$$dir"
 
-.PHONY: bench fidelity
+.PHONY: bench bench-order fidelity
 $(BUILD)/bench_cpu $(BUILD)/bench_text: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
+$(BUILD)/bench_order: bench/bench_order.c bench/free_avx2.c bench/free_avx512.c bench/free.h $(BUILD)/libmlxbun.a
+	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $(filter %.c %.a,$^) $(LDFLAGS) -o $@ $(PKG_LIBS)
+bench-order: $(BUILD)/bench_order ## what the order rule costs in each matmul, and its share of peak or bandwidth
+	@$<
 bench: all $(BUILD)/bench_cpu $(BUILD)/bench_text ## this program against llama.cpp on this machine, in alternation; QUICK=1: the first rows
 	@QUICK=$(QUICK) ROUNDS=$(ROUNDS) tools/bench $(BUILD)
 fidelity: all ## measure the tiers against float32 and write docs/fidelity.md; MODELS="DIR ..." (default: the starter)

@@ -4,17 +4,17 @@
  *   maddubs  4-bit codes (u8, 0..15) times int8: a pair sum is at most 2*15*128, eight of them fit int16, so one widening
  *            per 32 k. Used for q4 x q8, and limb by limb for a single row of q4 x q16.
  *   maddwd   codes and inputs widened to int16: pair sums go to int32 at once. Used for everything else; inputs are
- *            widened into a buffer on the stack first (x16), codes on the fly (one row) or once per 16 rows.
+ *            widened into a buffer on the stack first (x16), codes on the fly (one row) or once per 32 rows.
  * x16: the int16 values of each four stored bytes p0 p1 p2 p3 in the order p0 p2 p1 p3, which is how
  * v & 0x00ff00ff and v >> 8 (8 bit), or (v >> 4t) & 0x000f000f for t = 0, 2, 1, 3 (4 bit) pair up codes.
- * Many rows: tiles of 16; per (block, group) the codes are expanded once into L1, then rows go in fours. Float
+ * Many rows: tiles of 32; per (block, group) the codes are expanded once into L1, then rows go in fours. Float
  * accumulators of a tile live in a small array between groups. k goes in chunks of the x16 buffer; between chunks the
  * accumulators rest in y, so the chain of each output stays in order of k.
  */
 #include "ops/cpu/avx2/avx2_int.h"
 
-#define TILE_ROWS 16
-#define CHUNK_K 1024   /* many rows: 16 * 1024 * 2 = 32 KB of x16 */
+#define TILE_ROWS 32
+#define CHUNK_K 512   /* many rows: 32 * 512 * 2 = 32 KB of x16 */
 #define CHUNK_K1 8192  /* one row */
 #define LD_X16 (CHUNK_K + 32) /* rows a power of two apart would share cache sets */
 #define GROUP_MAX 128

@@ -68,6 +68,7 @@ FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, cons
         const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = xr;
         const float *pair = (const float *)(xr + act_pairs_off(x));
         __m512 acc = _mm512_setzero_ps();
+        UNROLL(2)
         for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += xb, pair += 2) {
             __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
             UNROLL(8)
