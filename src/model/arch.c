@@ -9,6 +9,10 @@ static const char *const qwen2_types[] = { "qwen2", NULL };
 static const char *const qwen3_types[] = { "qwen3", NULL };
 static const char *const qwen3_moe_types[] = { "qwen3_moe", NULL };
 static const char *const mixtral_types[] = { "mixtral", NULL };
+static const char *const olmo2_types[] = { "olmo2", NULL };
+static const char *const olmo3_types[] = { "olmo3", NULL };
+static const char *const granite_types[] = { "granite", NULL };
+static const char *const minicpm_types[] = { "minicpm", "minicpm5", NULL };
 static const char *const smollm3_types[] = { "smollm3", NULL };
 static const char *const phi3_types[] = { "phi3", NULL };
 static const char *const glm4_types[] = { "glm4", NULL };
@@ -22,6 +26,10 @@ static const struct arch_row rows[] = {
     { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
     { "qwen3_moe", qwen3_moe_types, arch_read_qwen3_moe, KV_F16, "Qwen3 mixtures of experts (30B-A3B, 235B-A22B)" },
     { "mixtral", mixtral_types, arch_read_mixtral, KV_F16, "Mixtral: mixtures of experts over the Mistral shape" },
+    { "minicpm", minicpm_types, arch_read_minicpm, KV_F16, "MiniCPM: scaled embedding, residual and logits where the config has them" },
+    { "granite", granite_types, arch_read_granite, KV_F16, "Granite 3 dense: multipliers of embedding, attention, residual, logits" },
+    { "olmo2", olmo2_types, arch_read_olmo2, KV_F16, "OLMo 2: norms behind the blocks only, norms over all of q and k" },
+    { "olmo3", olmo3_types, arch_read_olmo3, KV_F16, "OLMo 3: OLMo 2 with windows on three of four layers" },
     { "smollm3", smollm3_types, arch_read_smollm3, KV_F16, "SmolLM3: some layers without positions" },
     { "phi3", phi3_types, arch_read_phi3, KV_F16, "Phi-3, Phi-4-mini: fused q k v and gate up, longrope" },
     { "glm4", glm4_types, arch_read_glm4, KV_F16, "GLM-4 (0414): half-rotated interleaved heads, post-norms, fused gate up" },

@@ -10,6 +10,12 @@ mb_status arch_read_qwen2(struct model_spec *s, const json_t *config, mb_error *
 mb_status arch_read_qwen3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_mixtral(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_minicpm(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_granite(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_olmo2(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_olmo3(struct model_spec *s, const json_t *config, mb_error *err);
+/* What llama-like families read alike, once their defaults are known (arch_llama.c). */
+mb_status arch_read_llama_like(struct model_spec *s, const json_t *c, double theta_default, bool tied_default, mb_error *err);
 mb_status arch_read_smollm3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_phi3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_glm4(struct model_spec *s, const json_t *config, mb_error *err);

@@ -16,8 +16,7 @@ static mb_status check_silu(const json_t *c, mb_error *err)
 }
 
 /* What the four do alike, once the family's defaults are known. */
-static mb_status read_llama_like(struct model_spec *s, const json_t *c, double theta_default, bool tied_default,
-                                 mb_error *err)
+mb_status arch_read_llama_like(struct model_spec *s, const json_t *c, double theta_default, bool tied_default, mb_error *err)
 {
     struct rope_params rope;
     bool interleaved = false;
@@ -51,7 +50,7 @@ static mb_status window_everywhere(struct model_spec *s, const json_t *c, mb_err
 mb_status arch_read_llama(struct model_spec *s, const json_t *c, mb_error *err)
 {
     bool bias = false;
-    MB_TRY(read_llama_like(s, c, 10000.0, true, err));
+    MB_TRY(arch_read_llama_like(s, c, 10000.0, true, err));
     MB_TRY(config_bool_or(c, "attention_bias", false, &bias, err));
     s->attn_bias_qkv = s->attn_bias_o = bias;
     MB_TRY(config_bool_or(c, "mlp_bias", false, &s->mlp_bias, err));
@@ -61,14 +60,14 @@ mb_status arch_read_llama(struct model_spec *s, const json_t *c, mb_error *err)
 
 mb_status arch_read_qwen2(struct model_spec *s, const json_t *c, mb_error *err)
 {
-    MB_TRY(read_llama_like(s, c, 1000000.0, true, err));
+    MB_TRY(arch_read_llama_like(s, c, 1000000.0, true, err));
     s->attn_bias_qkv = true;
     return MB_OK;
 }
 
 mb_status arch_read_qwen3(struct model_spec *s, const json_t *c, mb_error *err)
 {
-    MB_TRY(read_llama_like(s, c, 1000000.0, false, err));
+    MB_TRY(arch_read_llama_like(s, c, 1000000.0, false, err));
     MB_TRY(config_bool_or(c, "attention_bias", false, &s->attn_bias_qkv, err));
     s->attn_bias_o = s->attn_bias_qkv;
     for (int i = 0; i < s->n_layer; i++) s->layers[i].qk_norm = true;
@@ -95,7 +94,7 @@ mb_status arch_read_smollm3(struct model_spec *s, const json_t *c, mb_error *err
 
 mb_status arch_read_phi3(struct model_spec *s, const json_t *c, mb_error *err)
 {
-    MB_TRY(read_llama_like(s, c, 10000.0, false, err));
+    MB_TRY(arch_read_llama_like(s, c, 10000.0, false, err));
     s->fused_qkv = s->fused_gate_up = true;
     return window_everywhere(s, c, err);
 }
@@ -105,7 +104,7 @@ mb_status arch_read_glm4(struct model_spec *s, const json_t *c, mb_error *err)
     static const struct norm_names norms = { "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm",
                                              "post_mlp_layernorm" };
     bool interleaved = true;
-    MB_TRY(read_llama_like(s, c, 10000.0, false, err));
+    MB_TRY(arch_read_llama_like(s, c, 10000.0, false, err));
     MB_TRY(config_bool_or(c, "attention_bias", false, &s->attn_bias_qkv, err));
     MB_TRY(config_bool_or(c, "rope_traditional", true, &interleaved, err));
     for (int i = 0; i < s->n_ropes; i++) s->ropes[i].interleaved = interleaved;

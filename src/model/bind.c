@@ -287,12 +287,12 @@ static mb_status load_layer_vectors(struct model *m, const struct checkpoint *c,
     int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
     bool one = s->norm_plus_one;
     const struct { const char *name; int64_t n; bool plus_one, wanted; const float **dst; } part[] = {
-        { s->norms->attn, s->d_model, one, true, &w->attn_norm },
-        { s->norms->mlp, s->d_model, one, true, &w->mlp_norm },
+        { s->norms->attn, s->d_model, one, !s->no_pre_norms, &w->attn_norm },
+        { s->norms->mlp, s->d_model, one, !s->no_pre_norms, &w->mlp_norm },
         { s->norms->post_attn, s->d_model, one, s->post_norms, &w->post_attn_norm },
         { s->norms->post_mlp, s->d_model, one, s->post_norms, &w->post_mlp_norm },
-        { "self_attn.q_norm", l->head_dim, one, l->qk_norm, &w->q_norm },
-        { "self_attn.k_norm", l->head_dim, one, l->qk_norm, &w->k_norm },
+        { "self_attn.q_norm", l->qk_norm_whole ? nq : l->head_dim, one, l->qk_norm || l->qk_norm_whole, &w->q_norm },
+        { "self_attn.k_norm", l->qk_norm_whole ? nkv : l->head_dim, one, l->qk_norm || l->qk_norm_whole, &w->k_norm },
         { "self_attn.q_proj.bias", nq, false, s->attn_bias_qkv, &w->q_bias },
         { "self_attn.k_proj.bias", nkv, false, s->attn_bias_qkv, &w->k_bias },
         { "self_attn.v_proj.bias", nkv, false, s->attn_bias_qkv, &w->v_bias },

@@ -95,6 +95,7 @@ struct part {
     const float *bias;
     buf_id out;
     bool add;
+    float scale; /* 0 = none */
 };
 
 /* One STEP_LINEAR per distinct input, with all parts that read it. */
@@ -113,6 +114,7 @@ static void add_linears(struct writer *w, int i_layer, const struct part *parts,
             s->u.linear.part[p].out = parts[j].out;
             s->u.linear.part[p].add = parts[j].add;
             s->u.linear.part[p].softcap = softcap;
+            s->u.linear.part[p].scale = parts[j].scale;
         }
     }
 }
@@ -123,6 +125,20 @@ static struct plan_step *add_norm(struct writer *w, int i_layer, buf_id in, cons
     s->u.norm.weight = weight;
     s->u.norm.eps = w->m->spec.norm_eps;
     return s;
+}
+
+/* What attention or the MLP of a layer reads: the residual, normalised where the family does that first. */
+static struct plan_step *add_pre_norm(struct writer *w, int i_layer, const float *weight)
+{
+    struct plan_step *s = add_norm(w, i_layer, w->b.residual, weight);
+    s->u.norm.identity = w->m->spec.no_pre_norms;
+    return s;
+}
+
+/* A norm over all heads of q or k, in place. */
+static void add_whole_norm(struct writer *w, int i_layer, buf_id b, const float *weight)
+{
+    add_norm(w, i_layer, b, weight)->out = b;
 }
 
 /* residual += norm(branch) */
@@ -141,8 +157,8 @@ static void add_rope_kv(struct writer *w, int i_layer)
     struct plan_step *s = add_step(w, STEP_ROPE_KV, i_layer, w->b.q, w->b.q_rot);
     s->u.rope_kv.k = w->b.k;
     s->u.rope_kv.v = w->b.v;
-    s->u.rope_kv.q_norm = lw->q_norm;
-    s->u.rope_kv.k_norm = lw->k_norm;
+    s->u.rope_kv.q_norm = l->qk_norm_whole ? NULL : lw->q_norm;
+    s->u.rope_kv.k_norm = l->qk_norm_whole ? NULL : lw->k_norm;
     s->u.rope_kv.norm_eps = spec->norm_eps;
     s->u.rope_kv.n_head = l->n_head;
     s->u.rope_kv.n_head_kv = l->n_head_kv;
@@ -164,11 +180,15 @@ static void add_attention(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *qkv[3] = { &lw->q, &lw->k, &lw->v };
     buf_id in_of[3];
-    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->attn_norm), "attn_in", qkv, 3, false, w->b.lora_in,
+    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, 3, false, w->b.lora_in,
                in_of);
-    struct part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false }, { &lw->k, lw->k_bias, w->b.k, false },
-                             { &lw->v, lw->v_bias, w->b.v, false } };
+    struct part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false, 0 }, { &lw->k, lw->k_bias, w->b.k, false, 0 },
+                             { &lw->v, lw->v_bias, w->b.v, false, 0 } };
     add_linears(w, i_layer, parts, in_of, 3, 0);
+    if (l->qk_norm_whole) {
+        add_whole_norm(w, i_layer, w->b.q, lw->q_norm);
+        add_whole_norm(w, i_layer, w->b.k, lw->k_norm);
+    }
     add_rope_kv(w, i_layer);
 
     struct plan_step *s = add_step(w, STEP_ATTEND, i_layer, w->b.q_rot, w->b.attn);
@@ -182,7 +202,7 @@ static void add_attention(struct writer *w, int i_layer)
     s->u.attend.causal = true;
     const struct weight *o[1] = { &lw->o };
     add_inputs(w, s, "o_in", o, 1, false, w->b.attn, in_of);
-    struct part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms };
+    struct part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
     add_linears(w, i_layer, &out, in_of, 1, 0);
     if (spec->post_norms) add_post_norm(w, i_layer, lw->post_attn_norm);
 }
@@ -195,13 +215,13 @@ static void add_moe(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *readers[3] = { &lw->router, &lw->gate, &lw->up };
     buf_id in_of[3];
-    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->mlp_norm), "mlp_in", readers, 3, false, w->b.lora_in, in_of);
+    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, 3, false, w->b.lora_in, in_of);
     if (in_of[1] != in_of[2]) {
         w->failed = true;
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
         return;
     }
-    struct part router = { &lw->router, NULL, w->b.router, false };
+    struct part router = { &lw->router, NULL, w->b.router, false, 0 };
     add_linears(w, i_layer, &router, in_of, 1, 0);
     struct plan_step *s = add_step(w, STEP_ROUTE, i_layer, w->b.router, w->b.route);
     s->u.route.n_expert = l->n_expert;
@@ -230,16 +250,16 @@ static void add_mlp(struct writer *w, int i_layer)
     const struct weight *gate_up[2] = { &lw->gate, &lw->up };
     const struct weight *down[1] = { &lw->down };
     buf_id in_of[2];
-    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in,
+    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in,
                in_of);
-    struct part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false }, { &lw->up, lw->up_bias, w->b.up, false } };
+    struct part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false, 0 }, { &lw->up, lw->up_bias, w->b.up, false, 0 } };
     add_linears(w, i_layer, parts, in_of, 2, 0);
     struct plan_step *s = add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
     s->u.glu.kind = spec->glu;
     s->u.glu.up = w->b.up;
     s->u.glu.width = spec->layers[i_layer].d_ff;
     add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of); /* act(gate) * up takes the place of gate */
-    struct part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms };
+    struct part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
     add_linears(w, i_layer, &out, in_of, 1, 0);
     if (spec->post_norms) add_post_norm(w, i_layer, lw->post_mlp_norm);
 }
@@ -252,7 +272,7 @@ static void add_head(struct writer *w)
     add_step(w, STEP_DRAWS, -1, w->b.residual, w->b.draw_residual);
     add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in,
                in_of);
-    struct part part = { head[0], NULL, w->b.logits, false };
+    struct part part = { head[0], NULL, w->b.logits, false, m->spec.logit_scale };
     add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
     add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);
 }

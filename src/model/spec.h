@@ -44,6 +44,7 @@ struct layer_spec {
     float attn_scale;                /* 1/sqrt(head_dim) or the family's own */
     float attn_softcap;              /* 0 = none */
     bool qk_norm;                    /* RMS norm of each q and k head, weights self_attn.{q,k}_norm */
+    bool qk_norm_whole;              /* the same over all heads at once (olmo2) */
 };
 
 /* Module names of the norms of a layer; the two behind the blocks are read with post_norms only. */
@@ -63,6 +64,7 @@ struct model_spec {
     int32_t n_ropes;
     float norm_eps;
     bool norm_plus_one;              /* gemma: weight + 1 */
+    bool no_pre_norms;               /* olmo2: attention and MLP read the residual as it is */
     bool post_norms;                 /* norms after attention and MLP, before the residual add (gemma, glm4) */
     const struct norm_names *norms;  /* what the checkpoint calls a layer's norms; static */
     bool fused_qkv, fused_gate_up;   /* one matrix holds the rows of q, k, v (of gate, up), in this order (phi3, glm4) */
@@ -72,6 +74,8 @@ struct model_spec {
     bool route_normalise;
     float embed_scale;               /* 1 = none */
     float logit_softcap;             /* 0 = none */
+    float logit_scale;               /* 0 = none: of the logits, before the cap (granite, minicpm) */
+    float residual_scale;            /* 0 = none: of what attention and MLP add (granite, minicpm) */
     bool tied_head;
     bool attn_bias_qkv, attn_bias_o, mlp_bias;
     int32_t eos_ids[16];             /* config.json and generation_config.json, union (B-034) */

@@ -98,7 +98,8 @@ struct plan_step {
     struct plan_tap *tap; /* of the main input, before the step */
     union {
         struct { const struct weight *table; float scale; } embed; /* scale 1 = none */
-        struct { const float *weight; float eps; } norm;           /* [width] f32, (1 + w) already folded; NULL = ones */
+        struct { const float *weight; float eps; bool identity; } norm; /* [width] f32, (1 + w) already folded; NULL = ones;
+                                                                           identity: no norm, `in` as it is */
         struct {
             int32_t n_parts;
             struct {
@@ -108,6 +109,7 @@ struct plan_step {
                 int32_t out_offset;    /* first column in it */
                 bool add;              /* out += product (residual) instead of = */
                 float softcap;         /* 0 = none (logits) */
+                float scale;           /* 0 = none: of the product and bias, before softcap and sum */
             } part[PLAN_MAX_PARTS];
         } linear;
         struct {

@@ -224,6 +224,10 @@ static void test_qwen3(void **state) { check_label("qwen3"); }
 static void test_gemma3(void **state) { check_label("gemma3"); }
 static void test_qwen3_moe(void **state) { check_label("qwen3_moe"); }
 static void test_mixtral(void **state) { check_label("mixtral"); }
+static void test_granite(void **state) { check_label("granite"); }
+static void test_minicpm(void **state) { check_label("minicpm"); }
+static void test_olmo2(void **state) { check_label("olmo2"); }
+static void test_olmo3(void **state) { check_label("olmo3"); }
 static void test_smollm3(void **state) { check_label("smollm3"); }
 static void test_phi3(void **state)
 {
@@ -254,6 +258,7 @@ int main(void)
         cmocka_unit_test(test_llama),  cmocka_unit_test(test_llama_bf16), cmocka_unit_test(test_qwen2),
         cmocka_unit_test(test_qwen3),  cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_smollm3),
         cmocka_unit_test(test_phi3),   cmocka_unit_test(test_glm4),       cmocka_unit_test(test_gemma),
+        cmocka_unit_test(test_granite), cmocka_unit_test(test_minicpm), cmocka_unit_test(test_olmo2), cmocka_unit_test(test_olmo3),
         cmocka_unit_test(test_qwen3_moe), cmocka_unit_test(test_mixtral),
         cmocka_unit_test(test_gemma2), cmocka_unit_test(test_b112_rope_scalings),
     };

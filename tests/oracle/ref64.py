@@ -97,7 +97,8 @@ GEMMA = ("gemma", "gemma2", "gemma3_text")
 # Names of a layer's norms: before attention, after it, before the MLP, after it.
 PRE_NORMS = ("input_layernorm", None, "post_attention_layernorm", None)
 GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-NORMS = {"gemma2": GEMMA_NORMS, "gemma3_text": GEMMA_NORMS,
+OLMO_NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+NORMS = {"olmo2": OLMO_NORMS, "olmo3": OLMO_NORMS, "gemma2": GEMMA_NORMS, "gemma3_text": GEMMA_NORMS,
          "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")}
 
 
@@ -148,8 +149,11 @@ class Ref64:
             q, k, v = np.split(qkv, [n_head * d, (n_head + n_kv) * d], -1)
         else:
             q, k, v = (self.linear(x, p + f"{t}_proj") for t in "qkv")
+        whole = self.family in ("olmo2", "olmo3")
+        if whole:
+            q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
         q, k, v = q.reshape(n, n_head, d), k.reshape(n, n_kv, d), v.reshape(n, n_kv, d)
-        if p + "q_norm.weight" in self.w:
+        if p + "q_norm.weight" in self.w and not whole:
             q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
 
         def rotate(t):   # halves: element j pairs with j + r/2, or with its neighbour; r dims of the head
@@ -165,6 +169,7 @@ class Ref64:
             q, k = rotate(q), rotate(k)
         k, v = np.repeat(k, n_head // n_kv, 1), np.repeat(v, n_head // n_kv, 1)
         scale = c.get("query_pre_attn_scalar", d) ** -0.5 if self.family != "gemma" else d ** -0.5
+        scale = c.get("attention_multiplier", scale)
         q, k, v = (t.swapaxes(0, 1) for t in (q, k, v))
         s = q @ k.swapaxes(1, 2) * scale
         if self.family == "gemma2":
@@ -234,6 +239,8 @@ class Ref64:
         for i in range(c["num_hidden_layers"]):
             if self.family == "gemma3_text" and (i + 1) % c["sliding_window_pattern"] != 0:
                 yield *self.angles(n, c["rope_local_base_freq"], None), c["sliding_window"]
+            elif self.family == "olmo3" and (i + 1) % 4 != 0:
+                yield *self.angles(n, c["rope_theta"], None), c["sliding_window"]
             elif self.family == "gemma2":
                 yield *full, c["sliding_window"] if i % 2 == 0 else None
             elif self.family == "smollm3" and (i + 1) % c["no_rope_layer_interval"] == 0:
@@ -246,14 +253,17 @@ class Ref64:
         h = self.weight("model.embed_tokens")[ids]
         if self.family in GEMMA:        # rounded to bfloat16, as mlx-lm does in Gemma 3
             h = h * round_bf16(c["hidden_size"] ** 0.5)
+        h = h * c.get("embedding_multiplier", c.get("scale_emb", 1.0))
+        depth = c.get("residual_multiplier", c.get("scale_depth", c["num_hidden_layers"] ** 0.5) / c["num_hidden_layers"] ** 0.5)
         pre_attn, post_attn, pre_mlp, post_mlp = NORMS.get(self.family, PRE_NORMS)
         for i, (cos, sin, window) in enumerate(self.layers(n)):
             p = f"model.layers.{i}."
-            r = self.attention(self.norm(h, p + pre_attn), i, cos, sin, window)
+            r = self.attention(self.norm(h, p + pre_attn) if pre_attn else h, i, cos, sin, window) * depth
             h = h + (self.norm(r, p + post_attn) if post_attn else r)
-            r = self.mlp(self.norm(h, p + pre_mlp), i)
+            r = self.mlp(self.norm(h, p + pre_mlp) if pre_mlp else h, i) * depth
             h = h + (self.norm(r, p + post_mlp) if post_mlp else r)
         y = self.linear(self.norm(h, "model.norm"), "lm_head" if "lm_head.weight" in self.w else "model.embed_tokens")
+        y = y / c.get("logits_scaling", c["hidden_size"] / c["dim_model_base"] if "dim_model_base" in c else 1.0)
         return capped(y, c["final_logit_softcapping"]) if self.family == "gemma2" else y
 
 

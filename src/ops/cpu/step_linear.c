@@ -1,6 +1,6 @@
 /* step_linear.c: linear groups. The work is cut into tiles: blocks of 16 outputs of one part (passes.c says which thread
  * begins with which), times a chunk of the rows when there are many. A tile is the product and then its epilogue. Order
- * of an output: product, bias, adapters, soft cap, then the sum into the residual. With adapters in the batch a pass goes
+ * of an output: product, bias, adapters, scale, soft cap, then the sum into the residual. With adapters in the batch a pass goes
  * before that computes their u (step_lora.c).
  */
 #include "ops/cpu/cpu_int.h"
@@ -32,9 +32,10 @@ static void finish_tile(const struct part_run *p, float *y, int64_t ld, int64_t 
 {
     const struct cpu_kernels *k = &p->c->dev->kernels;
     const float *bias = p->s->u.linear.part[p->i_part].bias;
-    float softcap = p->s->u.linear.part[p->i_part].softcap;
+    float softcap = p->s->u.linear.part[p->i_part].softcap, scale = p->s->u.linear.part[p->i_part].scale;
     for (int64_t i = 0; bias && i < p->m; i++) k->add(y + i * ld, bias + col0, n_cols);
     if (cpu_lora_on(p->c)) cpu_lora_add(p->c, p->s, p->i_part, p->i_u, p->row0, p->m, y, ld, col0, n_cols);
+    for (int64_t i = 0; scale != 0 && i < p->m; i++) k->scale(y + i * ld, n_cols, scale);
     for (int64_t i = 0; softcap > 0 && i < p->m; i++) k->softcap(y + i * ld, n_cols, softcap);
 }
 

@@ -32,7 +32,8 @@ static void norm_row(struct compiled *c, const struct plan_step *s, int64_t i, f
 {
     const struct cpu_kernels *k = &c->dev->kernels;
     int64_t width = c->plan->bufs[s->in].width;
-    k->rmsnorm(cpu_row_f32(c, s->in, i), s->u.norm.weight, width, s->u.norm.eps, y);
+    if (s->u.norm.identity) memcpy(y, cpu_row_f32(c, s->in, i), (size_t)width * sizeof *y);
+    else k->rmsnorm(cpu_row_f32(c, s->in, i), s->u.norm.weight, width, s->u.norm.eps, y);
     if (s->post_add) k->add(cpu_row_f32(c, s->add_to, i), y, width);
     if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i), y, (size_t)width * sizeof *y);
     cpu_write_inputs(c, s->outs, i, y, 0, width);
