@@ -18,6 +18,7 @@ void counted_free(struct counted *t)
     mb_free(t->from);
     mb_free(t->nodes);
     mb_free(t->at);
+    mb_free(t->leave);
     mb_free(t);
 }
 
@@ -58,13 +59,19 @@ static bool begins(const struct counted *t, uint8_t byte)
     return t->first[byte >> 3] >> (byte & 7) & 1;
 }
 
-/* May a token go on behind this node with a byte that begins no iteration? */
-static bool may_leave(const struct walk *w, uint32_t node)
+static uint64_t byte_bit(uint8_t byte)
+{
+    return (uint64_t)1 << (byte & 63);
+}
+
+/* The bytes with which tokens go on behind this node without beginning an iteration; 0: none do. */
+static uint64_t leaving(const struct walk *w, uint32_t node)
 {
     const struct trie_node *nodes = w->m->v->nodes;
+    uint64_t set = 0;
     for (uint32_t i = node + 1; i < node + nodes[node].size; i += nodes[i].size)
-        if (!begins(w->t, nodes[i].byte)) return true;
-    return false;
+        if (!begins(w->t, nodes[i].byte)) set |= byte_bit(nodes[i].byte);
+    return set;
 }
 
 static void walk_all(struct walk *w)
@@ -88,7 +95,7 @@ static void walk_all(struct walk *w)
         bool ended = c->flags & CF_EXITS;
         /* an iteration that may end here or go on, or that comes back to its beginning, is not of our kind */
         if ((ended && c->n_items) || (!ended && to == w->start)) w->t->usable = false;
-        if (ended && n->size > 1 && may_leave(w, i)) {
+        if (ended && n->size > 1 && leaving(w, i)) {
             uint32_t count = w->t->n_nodes;
             if (!push(w, &w->t->nodes, count, &w->cap_nodes, i) || !push(w, &w->t->at, count, &w->cap_at, k)) return;
             w->t->n_nodes++;
@@ -129,6 +136,14 @@ static void sort_ids(struct walk *w)
     mb_free(fill);
 }
 
+static void note_leaving(struct walk *w)
+{
+    struct counted *t = w->t;
+    t->leave = mb_alloc(((size_t)t->n_nodes + 1) * sizeof *t->leave);
+    if (!t->leave) w->m->status = MB_NO_MEMORY;
+    for (uint32_t i = 0; t->leave && i < t->n_nodes; i++) t->leave[i] = leaving(w, t->nodes[i]);
+}
+
 static struct counted *learn(struct machine *m, const struct prule *r)
 {
     struct counted *t = mb_calloc(1, sizeof *t);
@@ -145,6 +160,7 @@ static struct counted *learn(struct machine *m, const struct prule *r)
     }
     if (m->status == MB_OK) walk_all(&w);
     if (m->status == MB_OK) sort_ids(&w);
+    if (m->status == MB_OK) note_leaving(&w);
     mb_free(w.iterations);
     if (m->status == MB_OK) return t;
     counted_free(t);
@@ -224,12 +240,16 @@ static void add_tokens(struct machine *m, const struct counted *t, uint32_t left
     for (uint32_t i = 0; i < t->n_words; i++) bits[i] |= m->bits[i];
 }
 
-/* Does what stands behind the repetition begin with none of its bytes? */
-static bool is_apart(struct machine *m, const struct counted *t, uint32_t behind)
+/* Does what stands behind the repetition begin with none of its bytes? *set: those with which it begins. */
+static bool is_apart(struct machine *m, const struct counted *t, uint32_t behind, uint64_t *set)
 {
+    *set = 0;
     if (!m->configs[behind].n_items) return true;
-    for (int b = 0; b < 256 && m->status == MB_OK; b++)
-        if (begins(t, (uint8_t)b) && machine_next(m, behind, (uint8_t)b)) return false;
+    for (int b = 0; b < 256 && m->status == MB_OK; b++) {
+        if (!machine_next(m, behind, (uint8_t)b)) continue;
+        if (begins(t, (uint8_t)b)) return false;
+        *set |= byte_bit((uint8_t)b);
+    }
     return m->status == MB_OK;
 }
 
@@ -243,10 +263,11 @@ bool counted_mask(struct machine *m, struct item x, uint32_t *bits, size_t n_wor
     const struct counted *t = counted_get(m, r->body_rule);
     if (!t || t->n_words != n_words) return false;
     uint32_t behind = machine_pop(m, c.parent);
-    if (m->status != MB_OK || !is_apart(m, t, behind)) return false;
+    uint64_t set;
+    if (m->status != MB_OK || !is_apart(m, t, behind, &set)) return false;
     uint32_t left = r->hi == REPEAT_INF ? UINT32_MAX : r->hi - c.count, need = r->lo > c.count ? r->lo - c.count : 0;
     add_tokens(m, t, left, bits);
     for (uint32_t i = 0; i < t->n_nodes && m->status == MB_OK && behind; i++)
-        if (t->at[i] >= need && t->at[i] <= left) trie_walk(m, t->nodes[i], behind, bits, NULL);
+        if (t->leave[i] & set && t->at[i] >= need && t->at[i] <= left) trie_walk(m, t->nodes[i], behind, bits, NULL);
     return true;
 }

@@ -249,7 +249,11 @@ struct trie_node { /* preorder; node 0 is the root */
     int32_t token;   /* first id with these bytes, -1 none; more by vocab->same */
     uint16_t depth;
     uint8_t byte;
+    uint8_t below;   /* classes (byte_class) of all bytes of the subtree, itself excluded */
 };
+/* Bytes in eight classes, as bits: a-z, A-Z, 0-9, space, the rest of ASCII that a JSON string takes as it is, quote and
+ * backslash, control characters, and what is beyond ASCII. */
+uint8_t byte_class(uint8_t byte);
 struct local;
 struct counted;
 struct grammar_vocab {
@@ -298,6 +302,8 @@ struct config {
     struct item *items;   /* sorted; in the machine's pool */
     uint32_t n_items, flags, hash, hash_next;
     uint32_t abs;         /* CONFIG_UNKNOWN until asked */
+    uint8_t self;         /* classes all of whose bytes lead back here */
+    bool self_known;
     int only;             /* the one possible byte, -1 none or several, -2 unknown */
     uint32_t only_next;
     uint32_t *next;       /* [256] or NULL */
@@ -345,6 +351,7 @@ uint32_t machine_item(struct machine *m, struct item x); /* that item alone, as 
 uint32_t machine_pop(struct machine *m, uint32_t stack);   /* behind the rule that this stack returns to */
 uint32_t machine_subset(struct machine *m, uint32_t config, bool wide); /* only its wide / narrow items */
 uint32_t machine_next(struct machine *m, uint32_t config, uint8_t byte);
+uint8_t machine_self(struct machine *m, uint32_t config); /* config.self, asked once */
 uint32_t machine_token(struct machine *m, uint32_t config, int32_t id); /* named tokens */
 uint32_t machine_abs(struct machine *m, uint32_t config);
 int machine_only(struct machine *m, uint32_t config);   /* the one byte that can follow, or -1 */
@@ -389,6 +396,7 @@ struct counted {
     uint32_t *bits;        /* tokens that never leave the repetition */
     uint32_t *ids, *from;  /* those, by iterations begun: ids[from[k] .. from[k + 1]) begin k; k = 0 .. max */
     uint32_t *nodes, *at;  /* trie nodes at the end of iteration at[i] whose tokens may go on otherwise */
+    uint64_t *leave;       /* [n_nodes] bit byte & 63 of each byte that follows there and begins no iteration */
     uint32_t n_nodes;
     uint8_t first[32];     /* bytes that begin the rule */
 };

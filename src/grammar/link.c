@@ -9,7 +9,7 @@
 
 #include "grammar/grammar_int.h"
 
-enum { WIDE_BYTES = 40 }; /* a state that lets through so many bytes is worth a table of tokens of its own */
+enum { WIDE_BYTES = 20 }; /* a state that lets through so many bytes is worth a table of tokens of its own */
 
 struct link {
     struct build *b;

@@ -395,6 +395,17 @@ uint32_t machine_next(struct machine *m, uint32_t config, uint8_t byte)
     return to;
 }
 
+uint8_t machine_self(struct machine *m, uint32_t config)
+{
+    if (m->configs[config].self_known) return m->configs[config].self;
+    uint8_t away = 0;
+    for (int b = 0; b < 256 && m->status == MB_OK; b++)
+        if (!(away & byte_class((uint8_t)b)) && machine_next(m, config, (uint8_t)b) != config) away |= byte_class((uint8_t)b);
+    if (m->status != MB_OK) return 0;
+    m->configs[config].self_known = true;
+    return m->configs[config].self = (uint8_t)~away;
+}
+
 uint32_t machine_token(struct machine *m, uint32_t config, int32_t id)
 {
     struct config c = m->configs[config];

@@ -37,6 +37,15 @@ static inline uint32_t next_config(struct machine *m, uint32_t config, uint8_t b
     return machine_next(m, config, byte);
 }
 
+enum { WORTH_ASKING = 24 }; /* nodes of a subtree from which it pays to ask whether all of it stays in one place */
+
+/* All tokens below node i. */
+static void set_subtree(const struct grammar_vocab *v, uint32_t i, uint32_t *bits)
+{
+    for (uint32_t k = i + 1, end = i + v->nodes[i].size; k < end; k++)
+        if (v->nodes[k].token >= 0) set_token(bits, v, v->nodes[k].token);
+}
+
 void trie_walk(struct machine *m, uint32_t node, uint32_t config, uint32_t *bits, struct frontier *f)
 {
     const struct grammar_vocab *v = m->v;
@@ -47,16 +56,22 @@ void trie_walk(struct machine *m, uint32_t node, uint32_t config, uint32_t *bits
     for (uint32_t i = node + 1; i < end && m->status == MB_OK;) {
         const struct trie_node *n = &nodes[i];
         uint32_t d = n->depth - base, to = next_config(m, at[d - 1], n->byte);
-        if (++visited == 1024) visited = 0, machine_spend(m, 1024);
+        if (++visited >= 1024) machine_spend(m, visited), visited = 0;
         if (to == CONFIG_DEAD) {
             i += n->size;
             continue;
         }
         if (n->token >= 0) set_token(bits, v, n->token);
-        const struct config *c = &m->configs[to];
-        if (f && (c->flags & CF_EXITS) && n->size > 1) frontier_add(m, f, i);
+        bool exits = f && (m->configs[to].flags & CF_EXITS);
+        if (exits && n->size > 1) frontier_add(m, f, i);
         at[d] = to;
-        i += c->n_items ? 1 : n->size;
+        if (to == at[d - 1] && n->size >= WORTH_ASKING && !exits && !(n->below & ~machine_self(m, to))) {
+            set_subtree(v, i, bits);
+            visited += n->size / 4;
+            i += n->size;
+        } else {
+            i += m->configs[to].n_items ? 1 : n->size;
+        }
     }
     machine_spend(m, visited);
 }

@@ -104,7 +104,8 @@ static void gather_subsets(struct sctx *c, struct conj *j, json_t *list, int nod
     for (size_t set = 1; x && set < (size_t)1 << n && c->b->status == MB_OK; set++) {
         json_t *all = json_array();
         for (size_t i = 0; all && i < n; i++)
-            if (set >> i & 1) json_array_append(all, json_array_get(list, i));
+            if ((set >> i & 1) && json_array_append(all, json_array_get(list, i)) != 0)
+                build_fail(c->b, MB_NO_MEMORY, "no memory for a schema");
         x->branches[set - 1] = schema_own(c, json_pack("{s:o}", "allOf", all));
     }
 }

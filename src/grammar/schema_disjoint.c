@@ -56,9 +56,11 @@ static json_t *values_of(struct sctx *c, json_t *s, int depth)
 
 static bool none_valid(struct sctx *c, const json_t *list, json_t *s)
 {
-    for (size_t i = 0; i < json_array_size(list); i++)
-        if (schema_valid(c, s, json_array_get(list, i), 0)) return false;
-    return c->b->status == MB_OK;
+    bool none = true, before = c->formats_unknown;
+    c->formats_unknown = true;
+    for (size_t i = 0; i < json_array_size(list) && none; i++) none = !schema_valid(c, s, json_array_get(list, i), 0);
+    c->formats_unknown = before;
+    return none && c->b->status == MB_OK;
 }
 
 /* The schema that speaks of an object's properties, through plain references. */

@@ -2,7 +2,7 @@
  *
  * They are written as regular expressions in one table. Dates know the lengths of months and the leap years; times take
  * the second 60 only where RFC 3339 could (23:59:60Z); names of hosts have labels of at most 63 and, because a count
- * over all labels would need a counter beside, at most 8 labels. `regex`, `uri-template` and the pointers are
+ * over all labels would need a counter beside, at most 8 labels; those in an email may be of any length. `regex`, `uri-template` and the pointers are
  * annotations.
  */
 #include <string.h>
@@ -21,6 +21,8 @@
 #define LS32 "(?:" H16 ":" H16 "|" IPV4 ")"
 #define LABEL "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 #define HOST LABEL "(?:\\." LABEL "){0,7}"
+#define FREE_HOST "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?(?:\\.[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)*"
+#define ATOM "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 #define PCT "%[0-9A-Fa-f]{2}"
 #define PCHAR "(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|" PCT ")"
 #define AUTHORITY "(?:(?:[a-zA-Z0-9._~!$&'()*+,;=:-]|" PCT ")*@)?(?:[a-zA-Z0-9._~!$&'()*+,;=-]|" PCT ")*(?::[0-9]{0,5})?"
@@ -39,7 +41,7 @@ static const struct { const char *name, *pattern; } formats[] = {
               "|(?:(?:" H16 ":){0,1}" H16 ")?::(?:" H16 ":){3}" LS32 "|(?:(?:" H16 ":){0,2}" H16 ")?::(?:" H16 ":){2}" LS32
               "|(?:(?:" H16 ":){0,3}" H16 ")?::" H16 ":" LS32 "|(?:(?:" H16 ":){0,4}" H16 ")?::" LS32
               "|(?:(?:" H16 ":){0,5}" H16 ")?::" H16 "|(?:(?:" H16 ":){0,6}" H16 ")?::" },
-    { "email", "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,32}(?:\\.[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,10}){0,2}@" HOST },
+    { "email", ATOM "(?:\\." ATOM ")*@" FREE_HOST },
     { "hostname", HOST },
     { "uri", "[a-zA-Z][a-zA-Z0-9+.-]*:(?://" AUTHORITY "(?:/" PCHAR "*)*|/(?:" PCHAR "+(?:/" PCHAR "*)*)?|" PCHAR "+(?:/" PCHAR
              "*)*)" TAIL },

@@ -57,6 +57,7 @@ struct sctx {
     size_t n_negations, cap_negations;
     size_t next_queued;          /* memos below are compiled */
     int depth;
+    bool formats_unknown;        /* schema_valid: a format decides nothing (for many readers it is an annotation) */
     bool has_unevaluated;        /* then it matters which of several branches hold */
     size_t n_branches;           /* of the value being compiled */
 };

@@ -32,16 +32,22 @@ static json_t *pack(struct negation *n, json_t *made)
     return made;
 }
 
+/* Takes item. */
+static void append(struct negation *n, json_t *list, json_t *item)
+{
+    if (!list || json_array_append_new(list, item) != 0) build_fail(n->c->b, MB_NO_MEMORY, "no memory for a schema");
+}
+
 static void negate_type(struct negation *n, const json_t *v)
 {
     static const struct { const char *name; int bits; } names[] = { { "null", T_NULL }, { "boolean", T_BOOL },
         { "object", T_OBJECT }, { "array", T_ARRAY }, { "string", T_STRING }, { "number", T_INT | T_FRACTION } };
     int left = T_ALL & ~schema_types(v);
     json_t *list = json_array();
-    for (size_t i = 0; list && i < sizeof names / sizeof *names; i++)
-        if ((left & names[i].bits) == names[i].bits) json_array_append_new(list, json_string(names[i].name));
-    if ((left & T_FRACTION) && !(left & T_INT)) json_array_append_new(list, json_string("%fraction"));
-    if ((left & T_INT) && !(left & T_FRACTION)) json_array_append_new(list, json_string("integer"));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if ((left & names[i].bits) == names[i].bits) append(n, list, json_string(names[i].name));
+    if ((left & T_FRACTION) && !(left & T_INT)) append(n, list, json_string("%fraction"));
+    if ((left & T_INT) && !(left & T_FRACTION)) append(n, list, json_string("integer"));
     if (!json_array_size(list)) json_decref(list);
     else add(n, json_pack("{s:o}", "type", list));
 }
@@ -116,8 +122,8 @@ static void negate_prefix(struct negation *n, json_t *list)
             json_decref(prefix);
             continue;
         }
-        for (size_t k = 0; k < i; k++) json_array_append_new(prefix, json_true());
-        json_array_append(prefix, opposite);
+        for (size_t k = 0; k < i; k++) append(n, prefix, json_true());
+        append(n, prefix, json_incref(opposite));
         add(n, json_pack("{s:s,s:I,s:o}", "type", "array", "minItems", (json_int_t)i + 1, "prefixItems", prefix));
     }
 }

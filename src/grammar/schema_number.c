@@ -326,6 +326,10 @@ static struct dfa *base(struct sctx *c, const struct conj *j, int types)
     struct expr *whole = whole_number(b);
     struct dfa *d = number_dfa(b, types & T_FRACTION ? expr_seq2(b, whole, written_fraction(b)) : whole);
     if (!(types & T_INT)) {
+        /* a number that must not be whole stays so as a double: few digits */
+        struct expr *few = expr_seq2(b, expr_alt2(b, digit(b, 0, 0), expr_seq2(b, digit(b, 1, 9), digits(b, 0, 8))),
+                                     expr_seq2(b, expr_lit(b, "."), digits(b, 1, 6)));
+        d = with(b, d, number_dfa(b, few));
         struct expr *zeros = expr_seq2(b, expr_lit(b, "."), expr_repeat(b, digit(b, 0, 0), 1, REPEAT_INF));
         struct dfa *integers = number_dfa(b, expr_seq2(b, whole, expr_opt(b, zeros)));
         d = d && integers ? dfa_product(b, d, integers, DFA_MINUS) : NULL;

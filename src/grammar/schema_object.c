@@ -321,7 +321,8 @@ static struct expr *other_key(struct object *o)
         struct span x = work[--n_work];
         tree_node(&t, &g, x, work, &n_work);
     }
-    return expr_seq2(b, expr_lit(b, "\""), expr_graph(b, &g));
+    /* a rule of its own, so that the shared rule is its last call: see neighbour() in local.c */
+    return expr_rule(b, build_rule_of(b, "key", expr_seq2(b, expr_lit(b, "\""), expr_graph(b, &g))));
 }
 
 /* The texts that propertyNames asks for; NULL: anything (or a failure). */

@@ -62,6 +62,25 @@ static void fill_trie(struct grammar_vocab *v, const struct sorted *s, size_t n,
     }
 }
 
+uint8_t byte_class(uint8_t byte)
+{
+    if (byte >= 'a' && byte <= 'z') return 1;
+    if (byte >= 'A' && byte <= 'Z') return 2;
+    if (byte >= '0' && byte <= '9') return 4;
+    if (byte == ' ') return 8;
+    if (byte == '"' || byte == '\\') return 32;
+    return byte < 0x20 ? 64 : byte < 0x80 ? 16 : 128;
+}
+
+static void fill_below(struct grammar_vocab *v)
+{
+    for (uint32_t i = v->n_nodes; i-- > 0;) {
+        uint32_t end = i + v->nodes[i].size;
+        for (uint32_t k = i + 1; k < end; k += v->nodes[k].size)
+            v->nodes[i].below |= (uint8_t)(v->nodes[k].below | byte_class(v->nodes[k].byte));
+    }
+}
+
 static mb_status build_trie(struct grammar_vocab *v, mb_error *err)
 {
     size_t n = 0, n_bytes = 0;
@@ -81,7 +100,7 @@ static mb_status build_trie(struct grammar_vocab *v, mb_error *err)
     uint32_t *path = mb_alloc(((size_t)v->max_len + 2) * sizeof *path);
     mb_status st = MB_OK;
     if (!v->nodes || !path) st = mb_fail(err, MB_NO_MEMORY, "no memory for the vocabulary of grammars");
-    else fill_trie(v, s, n, path);
+    else fill_trie(v, s, n, path), fill_below(v);
     mb_free(path);
     mb_free(s);
     return st;
