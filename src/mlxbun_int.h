@@ -60,6 +60,8 @@ mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, b
 
 /* Can this version run models of this model_type? */
 bool mb_family_known(const char *model_type);
+/* Would it fit here, and with how long a context, by config and headers alone? False: they cannot be read. */
+bool mb_model_assess(const char *path, bool *fits, int64_t *max_context);
 /* Bytes this process may still take. */
 size_t mb_memory_available(void);
 

@@ -79,6 +79,21 @@ bool mb_family_known(const char *model_type)
     return arch_find(model_type) != NULL;
 }
 
+bool mb_model_assess(const char *path, bool *fits, int64_t *max_context)
+{
+    struct engine_load load;
+    struct engine_loaded info;
+    mb_error err;
+    *fits = false;
+    *max_context = 0;
+    if (mb_options_to_load(path, NULL, &load, &err) != MB_OK) return false;
+    mb_status st = engine_load_estimate(&load, &info, &err);
+    if (st != MB_OK) return st == MB_NO_MEMORY;
+    *fits = info.max_context_in_pool > 0;
+    *max_context = info.max_context_in_pool < info.n_context ? info.max_context_in_pool : info.n_context;
+    return true;
+}
+
 size_t mb_memory_available(void)
 {
     return engine_memory_available();

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "cli/store.h"
+#include "hub/library.h"
 #include "server/server.h"
 
 /* The one thing a signal handler can reach. Set before the handlers are installed, never cleared while they are. */
@@ -154,12 +155,32 @@ static mb_status load(const struct flags *f, const char *path, mb_engine **out, 
     return st;
 }
 
-static mb_status serve(const struct flags *f, mb_engine *e, const char *path, mb_error *err)
+static bool assess(const char *path, struct library_assessment *out)
+{
+    return mb_model_assess(path, &out->fits, &out->max_safe_context);
+}
+
+/* The models on disk; a server without a home for them goes on without. */
+static struct library *open_library(const struct flags *f, const char *path)
+{
+    static struct store s; /* large */
+    struct library *l;
+    mb_error err;
+    if (store_init(&s, f, &err) != MB_OK) return NULL;
+    struct library_options o = { .root = s.root, .registry_path = s.registry_path, .serving_path = path, .net = s.net,
+                                 .offline = s.offline, .is_known = mb_family_known, .assess = assess };
+    if (library_open(&l, &o, &err) == MB_OK) return l;
+    LOGW("serve", "%s", err.text);
+    return NULL;
+}
+
+static mb_status serve(const struct flags *f, mb_engine *e, const char *path, struct library *library, mb_error *err)
 {
     struct engine_client client = mb_engine_client(e);
     struct server_options opt;
     struct server *s = NULL;
     set_server_options(f, &opt);
+    opt.library = library;
     MB_TRY(server_open(&s, &client, &opt, err));
     install_signals(s);
     if (!f->quiet.b) print_card(f, e, path, s);
@@ -180,7 +201,9 @@ mb_status cmd_serve(const struct flags *f, const char *const *pos, int n_pos, in
     get_use(&in_use, path);
     if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, this model is dense");
     MB_TRY(load(f, path, &e, err));
-    mb_status st = serve(f, e, path, err);
+    struct library *library = open_library(f, path);
+    mb_status st = serve(f, e, path, library, err);
+    library_close(library);
     mb_engine_close(e);
     return st;
 }

@@ -24,6 +24,7 @@ static void models(struct http_exchange *x, const char *id)
     struct buf b;
     buf_init(&b, 0);
     api_models_body(&b, &x->s->client, id);
+    library_append_models(x, id, &b);
     http_reply(x, 200, "application/json", &b);
 }
 

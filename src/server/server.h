@@ -13,6 +13,7 @@
 #include "gen/gen.h"
 
 struct server; /* opaque */
+struct library;
 
 struct server_options {            /* zero = default; strings are copied */
     const char *host;              /* NULL = "127.0.0.1" */
@@ -35,6 +36,7 @@ struct server_options {            /* zero = default; strings are copied */
     uint64_t memory_budget_bytes;  /* /stats admission.memory_budget_bytes; 0 = null */
     uint64_t kv_budget_bytes;      /* /stats batch.kv_budget_bytes; 0 = null */
     bool keep_billing_header;      /* do not drop the billing line of Anthropic clients (B-079) */
+    struct library *library;       /* models on disk, hub/library.h; borrowed; NULL = none */
     bool trace;                    /* one JSON line a generation on stderr (MLX_BUN_P2R_TRACE, API-337) */
 };
 

@@ -232,7 +232,13 @@ void handle_adapters_available(struct http_exchange *x);
 void handle_adapter_mount(struct http_exchange *x);
 void handle_adapter_unmount(struct http_exchange *x);
 void handle_embeddings(struct http_exchange *x);
+void handle_library(struct http_exchange *x);
+void handle_downloads(struct http_exchange *x);
+void handle_download_start(struct http_exchange *x);
+void handle_download_cancel(struct http_exchange *x);
 void handle_root(struct http_exchange *x);
+/* library.c: put the other servable models (or only_id) behind those of a /v1/models body (API-264). */
+void library_append_models(struct http_exchange *x, const char *only_id, struct buf *list);
 
 /* sse.c */
 void sse_comment(struct buf *out, const char *text);

@@ -27,7 +27,8 @@ CHAT, RAW = "/v1/chat/completions", "/v1/completions"
 
 
 def clean_env(**more):
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}, **more}
+    """Without what the caller's shell has set for the program, and without the models on this machine."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}, "HF_HUB_CACHE": "/nonexistent", **more}
 
 
 def is_sanitized():
