@@ -161,7 +161,8 @@ static mb_status item(struct reader *d, const json_t *it, mb_error *err)
 }
 
 /* --- what the store has --- */
-static mb_status stored(const struct api_env *env, const char *id, struct buf *const parts[RESPONSE_N_PARTS], const char *field, mb_error *err)
+static mb_status stored(const struct api_env *env, const char *id, struct buf *const parts[RESPONSE_N_PARTS],
+                        const char *field, mb_error *err)
 {
     mb_error why = { 0 };
     mb_status st = env->store ? response_store_get(env->store, id, parts, &why)

@@ -75,8 +75,8 @@ static mb_status render_open(void **out, const struct api_request *r, const stru
 /* --- the response object --- */
 static void put_usage(const struct responses_render *w, struct buf *out)
 {
-    buf_printf(out, "{\"input_tokens\": %d, \"input_tokens_details\": {\"cached_tokens\": %d, \"cache_write_tokens\": 0}, \"output_tokens\": %d, "
-                    "\"output_tokens_details\": {\"reasoning_tokens\": %d}, \"total_tokens\": %d, \"lane\": \"%s\"}",
+    buf_printf(out, "{\"input_tokens\": %d, \"input_tokens_details\": {\"cached_tokens\": %d, \"cache_write_tokens\": 0}, "
+                    "\"output_tokens\": %d, \"output_tokens_details\": {\"reasoning_tokens\": %d}, \"total_tokens\": %d, \"lane\": \"%s\"}",
                (int)w->n_prompt, (int)w->n_cached, (int)w->n_completion, (int)w->n_reasoning,
                (int)(w->n_prompt + w->n_completion), api_lane(w->client));
 }
@@ -271,7 +271,8 @@ static void put_name(const struct responses_render *w, struct str shown, struct 
     }
 }
 
-static void put_call(const struct responses_render *w, const struct gen_event *ev, const char *status, struct str arguments, struct buf *out)
+static void put_call(const struct responses_render *w, const struct gen_event *ev, const char *status, struct str arguments,
+                     struct buf *out)
 {
     buf_printf(out, "{\"id\": \"%s\", \"type\": \"function_call\", \"status\": \"%s\", \"call_id\": ", w->item_id, status);
     json_write_string(out, ev->u.tool.id.ptr, ev->u.tool.id.len);

@@ -120,7 +120,8 @@ static mb_status choice_word(struct api_request *r, const char *word, mb_error *
     if (strcmp(word, "none") == 0) r->gen.tool_choice = TOOLS_NONE;
     else if (strcmp(word, "required") == 0) r->gen.tool_choice = TOOLS_REQUIRED;
     else if (strcmp(word, "auto") != 0)
-        return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be \"auto\", \"none\", \"required\", a function or allowed_tools");
+        return mb_fail_at(err, MB_INVALID, "tool_choice",
+                          "tool_choice must be \"auto\", \"none\", \"required\", a function or allowed_tools");
     return MB_OK;
 }
 
@@ -137,11 +138,13 @@ static mb_status read_choice(struct api_request *r, const json_t *v, struct choi
         return choice_word(r, mode ? mode : "auto", err);
     }
     if (strcmp(type, "function") != 0)
-        return mb_fail_at(err, MB_UNSUPPORTED, "tool_choice", "tool_choice of type %.64s is not supported: this server runs no tools", type);
+        return mb_fail_at(err, MB_UNSUPPORTED, "tool_choice",
+                          "tool_choice of type %.64s is not supported: this server runs no tools", type);
     if (!json_is_text(json_object_get(v, "name")))
         return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice.name must be of type str");
     r->gen.tool_choice = TOOLS_NAMED;
-    c->named = responses_tool_name(&r->arena, json_string_value(json_object_get(v, "namespace")), json_string_value(json_object_get(v, "name")));
+    c->named = responses_tool_name(&r->arena, json_string_value(json_object_get(v, "namespace")),
+                                   json_string_value(json_object_get(v, "name")));
     r->gen.tool_name = c->named;
     return c->named ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for tools");
 }
