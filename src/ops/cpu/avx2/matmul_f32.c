@@ -62,15 +62,14 @@ FORCED void rows_float(int R, enum dtype dt, const uint8_t *p, int64_t n, const 
 FORCED void tile_float(enum dtype dt, const uint8_t *p, int64_t n, const float *x, size_t ld, int64_t m, float *acc)
 {
     for (; m >= 6; m -= 6, x += 6 * ld, acc += 96) rows_float(6, dt, p, n, x, ld, acc);
-    if (m >= 4) {
-        rows_float(4, dt, p, n, x, ld, acc);
-        m -= 4, x += 4 * ld, acc += 64;
+    switch (m) { /* one pass over the weights, whatever is left */
+    case 5: rows_float(5, dt, p, n, x, ld, acc); break;
+    case 4: rows_float(4, dt, p, n, x, ld, acc); break;
+    case 3: rows_float(3, dt, p, n, x, ld, acc); break;
+    case 2: rows_float(2, dt, p, n, x, ld, acc); break;
+    case 1: rows_float(1, dt, p, n, x, ld, acc); break;
+    default: break;
     }
-    if (m >= 2) {
-        rows_float(2, dt, p, n, x, ld, acc);
-        m -= 2, x += 2 * ld, acc += 32;
-    }
-    if (m >= 1) rows_float(1, dt, p, n, x, ld, acc);
 }
 
 static void tile_f32(const uint8_t *p, int64_t n, const float *x, size_t ld, int64_t m, float *acc)

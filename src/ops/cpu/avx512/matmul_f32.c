@@ -59,15 +59,16 @@ FORCED void rows_float(int R, int B, enum dtype dt, const struct span *w, const 
 FORCED void tile_float(int B, enum dtype dt, const struct span *w, const float *x, size_t ld, int64_t m, float *acc)
 {
     for (; m >= 8; m -= 8, x += 8 * ld, acc += 128 * B) rows_float(8, B, dt, w, x, ld, acc);
-    if (m >= 4) {
-        rows_float(4, B, dt, w, x, ld, acc);
-        m -= 4, x += 4 * ld, acc += 64 * B;
+    switch (m) { /* one pass over the weights, whatever is left */
+    case 7: rows_float(7, B, dt, w, x, ld, acc); break;
+    case 6: rows_float(6, B, dt, w, x, ld, acc); break;
+    case 5: rows_float(5, B, dt, w, x, ld, acc); break;
+    case 4: rows_float(4, B, dt, w, x, ld, acc); break;
+    case 3: rows_float(3, B, dt, w, x, ld, acc); break;
+    case 2: rows_float(2, B, dt, w, x, ld, acc); break;
+    case 1: rows_float(1, B, dt, w, x, ld, acc); break;
+    default: break;
     }
-    if (m >= 2) {
-        rows_float(2, B, dt, w, x, ld, acc);
-        m -= 2, x += 2 * ld, acc += 32 * B;
-    }
-    if (m >= 1) rows_float(1, B, dt, w, x, ld, acc);
 }
 
 /* n_blocks: 1 or 2. */
