@@ -7,7 +7,7 @@
  *   grammar_tool walk [DIR]     {"kind", "text", "seed", "n", "max_tokens"}: random walks over the allowed tokens of the
  *                               tokenizer in DIR (else of a small vocabulary made here); out: {"texts": [...], "cut": n}
  *   grammar_tool keywords       the tables of docs/structured-output.md
- *   grammar_tool bench [DIR]    what masks cost over fixed schemas (CPU time): mean, p99, first
+ *   grammar_tool bench [DIR [N]] what masks cost over fixed schemas (CPU time): mean, p99, first; N: the first N ids only
  * Built by grammar_suite.py: cc ... grammar_tool.c BUILD/libmlxbun.a
  */
 #include <stdio.h>
@@ -53,14 +53,33 @@ static struct grammar_vocab *small_vocab(void)
 static struct tokenizer *tok;
 static int32_t end_id = 256;
 
-static struct grammar_vocab *vocab_of(const char *dir)
+/* The first n ids of the tokenizer as a vocabulary of their own. */
+static struct grammar_vocab *first_ids(int32_t n)
+{
+    struct grammar_token *t = calloc((size_t)n, sizeof *t);
+    struct grammar_vocab *v;
+    if (!t) die("memory");
+    for (int32_t i = 0; i < n; i++) {
+        struct buf b;
+        buf_init(&b, 0);
+        tokenizer_token_bytes(tok, i, false, &b);
+        t[i].added = tokenizer_is_added(tok, i);
+        t[i].bytes = buf_take(&b, &t[i].len);
+        if (!t[i].bytes) t[i] = (struct grammar_token){ "", 0, false };
+    }
+    if (grammar_vocab_from_tokens(&v, t, n, &end_id, 1, &err) != MB_OK) die("vocabulary");
+    return v;
+}
+
+static struct grammar_vocab *vocab_of(const char *dir, int32_t limit)
 {
     struct grammar_vocab *v;
     if (!dir) return small_vocab();
     if (tokenizer_open(&tok, dir, &err) != MB_OK) die(dir);
     end_id = tokenizer_eos_id(tok);
     int64_t t0 = clock_now_ns();
-    if (grammar_vocab_open(&v, tok, &end_id, 1, &err) != MB_OK) die("vocabulary");
+    if (limit > 0 && limit < tokenizer_n_vocab(tok)) v = first_ids(limit);
+    else if (grammar_vocab_open(&v, tok, &end_id, 1, &err) != MB_OK) die("vocabulary");
     fprintf(stderr, "vocabulary of %d tokens: %.1f ms\n", grammar_vocab_n(v), (double)(clock_now_ns() - t0) / 1e6);
     return v;
 }
@@ -209,7 +228,7 @@ static bool walk_one(struct grammar *g, int32_t n, uint32_t *bits, int max_token
 
 static void walk(const char *dir)
 {
-    struct grammar_vocab *v = vocab_of(dir);
+    struct grammar_vocab *v = vocab_of(dir, 0);
     int32_t n = grammar_vocab_n(v);
     uint32_t *bits = malloc(((size_t)n / 32 + 1) * sizeof *bits);
     json_t *q;
@@ -328,9 +347,9 @@ static void bench_one(struct grammar_vocab *v, size_t i, uint32_t *bits, int rou
     grammar_unref(g);
 }
 
-static void bench(const char *dir)
+static void bench(const char *dir, int32_t limit)
 {
-    struct grammar_vocab *v = vocab_of(dir);
+    struct grammar_vocab *v = vocab_of(dir, limit);
     uint32_t *bits = malloc(((size_t)grammar_vocab_n(v) / 32 + 1) * sizeof *bits);
     for (int round = 0; round < 2; round++)
         for (size_t i = 0; i < sizeof benches / sizeof *benches; i++) bench_one(v, i, bits, round);
@@ -363,8 +382,8 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "", *dir = argc > 2 ? argv[2] : NULL;
     if (!strcmp(mode, "check")) check();
     else if (!strcmp(mode, "walk")) walk(dir);
-    else if (!strcmp(mode, "bench")) bench(dir);
+    else if (!strcmp(mode, "bench")) bench(dir, argc > 3 ? atoi(argv[3]) : 0);
     else if (!strcmp(mode, "keywords")) keyword_tables();
-    else return fprintf(stderr, "usage: grammar_tool check | walk [DIR] | bench [DIR] | keywords\n"), 2;
+    else return fprintf(stderr, "usage: grammar_tool check | walk [DIR] | bench [DIR [N]] | keywords\n"), 2;
     return 0;
 }
