@@ -228,6 +228,18 @@ class Bench:
         allowed = 1.1 * weights + 64 + kv
         self.row("private memory against 1.1 x weights + 64 MiB + KV", "MiB", private, allowed, private / allowed, 1.0, lower=True)
 
+    def order(self):
+        """What the fixed order costs in each matmul (at most 5 %), and the share of the integer peak where many rows are at work."""
+        self.look()
+        for r in run(self.build / "bench_order", 0.3)["rows"]:
+            label = f"{r['level']} {r['name']}"
+            self.row(f"cost of the order, {label}", "us", r["us"], r["free_us"], r["us"] / r["free_us"], 1.05, lower=True)
+            kind = re.search(r"g(\d+) (l1|l2|f32) .* m (\d+)$", r["name"])
+            if kind and int(kind[3]) >= 256 and kind[2] != "f32":
+                group, tier = int(kind[1]), kind[2]
+                bar = {("l2", 32): 0.64, ("l2", 64): 0.75, ("l1", 32): 0.38, ("l1", 64): 0.42}.get((tier, group))
+                self.row(f"share of the integer peak, {label}", "share", r["share"], bar=bar)
+
     def crowded(self, gguf):
         n = self.threads[-1]
         quiet = self.ours("l1", n, 64, 64)["decode_tok_s"]
@@ -294,6 +306,7 @@ def main():
             bench.tokenizer(model_dir, gguf, "SmolLM2", 40)
             bench.server_path()
             bench.memory()
+            bench.order()
             bench.crowded(best)
         write(bench)
 
