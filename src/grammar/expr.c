@@ -5,6 +5,7 @@
  */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "grammar/grammar_int.h"
@@ -189,12 +190,70 @@ struct expr *expr_seq_list(struct build *b, const struct expr_list *l)
     return kept.n ? of_list(b, EX_SEQ, &kept) : expr_empty(b);
 }
 
+/* --- many texts at once --- */
+
+enum { MANY_TEXTS = 16 };
+
+static bool all_texts(const struct expr_list *l)
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (l->items[i]->kind != EX_BYTES) return false;
+    return l->n > MANY_TEXTS;
+}
+
+static int by_bytes(const void *x, const void *y)
+{
+    const struct expr *a = *(struct expr *const *)x, *b = *(struct expr *const *)y;
+    int c = memcmp(a->bytes, b->bytes, a->len < b->len ? a->len : b->len);
+    return c ? c : a->len < b->len ? -1 : a->len > b->len;
+}
+
+/* The states below the texts [first, end), which agree in their first `at` bytes. Breadth first, with the spans as the
+ * queue: a state's edges then lie together. */
+struct text_group {
+    size_t first, end, at;
+};
+
+static void tree_state(struct dfa *d, struct expr *const *texts, struct text_group *spans, uint32_t i)
+{
+    struct text_group x = spans[i];
+    struct dfa_state *s = &d->states[i];
+    *s = (struct dfa_state){ .edge0 = d->n_edges };
+    while (x.first < x.end && texts[x.first]->len == x.at) s->accept = true, x.first++;
+    while (x.first < x.end) {
+        uint8_t byte = (uint8_t)texts[x.first]->bytes[x.at];
+        size_t k = x.first;
+        while (k < x.end && (uint8_t)texts[k]->bytes[x.at] == byte) k++;
+        spans[d->n_states] = (struct text_group){ x.first, k, x.at + 1 };
+        d->edges[d->n_edges++] = (struct dfa_edge){ byte, byte, d->n_states++ };
+        x.first = k;
+    }
+    s->n_edges = d->n_edges - s->edge0;
+}
+
+/* An enum of thousands is a tree of bytes at once; the general way would look at all of them at every step. */
+static struct expr *texts_expr(struct build *b, const struct expr_list *l)
+{
+    size_t total = 1;
+    for (size_t i = 0; i < l->n; i++) total += l->items[i]->len;
+    struct expr **texts = build_alloc(b, l->n, sizeof *texts);
+    struct text_group *spans = build_alloc(b, total, sizeof *spans);
+    struct dfa d = { .states = build_alloc(b, total, sizeof *d.states), .edges = build_alloc(b, total, sizeof *d.edges), .n_states = 1 };
+    if (b->status != MB_OK) return NULL;
+    memcpy(texts, l->items, l->n * sizeof *texts);
+    qsort(texts, l->n, sizeof *texts, by_bytes);
+    spans[0] = (struct text_group){ 0, l->n, 0 };
+    for (uint32_t i = 0; i < d.n_states; i++) tree_state(&d, texts, spans, i);
+    return expr_dfa(b, dfa_trim(b, &d, NULL));
+}
+
 struct expr *expr_alt_list(struct build *b, const struct expr_list *l)
 {
     struct expr_list kept = { 0 };
     for (size_t i = 0; i < l->n; i++)
         if (l->items[i]->kind != EX_NOTHING) expr_list_add(b, &kept, l->items[i]);
     if (b->status != MB_OK) return NULL;
+    if (all_texts(&kept)) return texts_expr(b, &kept);
     return kept.n ? of_list(b, EX_ALT, &kept) : expr_nothing(b);
 }
 

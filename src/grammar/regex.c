@@ -16,6 +16,7 @@ struct regex {
     size_t len, at;
     int depth;
     bool counted;    /* one large repetition of a class may be counted at run time: not yet used */
+    bool variable;   /* what came before may take more than one length */
     bool fold;
     enum text_form form;
 };
@@ -256,6 +257,7 @@ static struct expr *parse_atom(struct regex *r)
     uint32_t cp;
     if (skip(r, "(")) {
         if (++r->depth > BUILD_MAX_DEPTH) return bad(r, "groups nested too deeply");
+        r->variable = true;
         struct expr *x = parse_group(r);
         r->depth--;
         return x;
@@ -308,7 +310,9 @@ enum { COUNTED_FROM = 17, COUNTED_TO = 1000 };
  * and only so far that parses of different counts beside each other stay few. */
 static struct expr *repeated(struct regex *r, struct expr *x, uint32_t lo, uint32_t hi)
 {
-    if (!r->counted || r->depth || x->kind != EX_CLASS || hi < COUNTED_FROM || hi > COUNTED_TO) return expr_repeat(r->b, x, lo, hi);
+    uint32_t most = r->variable ? COUNTED_TO : REPEAT_MAX; /* behind one length there is one count at a time */
+    r->variable |= lo != hi;
+    if (!r->counted || r->depth || x->kind != EX_CLASS || hi < COUNTED_FROM || hi > most) return expr_repeat(r->b, x, lo, hi);
     r->counted = false;
     return expr_counted(r->b, x, lo, hi);
 }

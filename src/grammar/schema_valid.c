@@ -71,6 +71,8 @@ static double number_of(const json_t *v)
 
 static bool in_list(const json_t *list, const json_t *v)
 {
+    for (size_t i = 0; i < json_array_size(list); i++) /* usually v is itself the member of a long enum */
+        if (json_array_get(list, i) == v) return true;
     for (size_t i = 0; i < json_array_size(list); i++)
         if (json_same(json_array_get(list, i), v)) return true;
     return false;

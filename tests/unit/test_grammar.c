@@ -134,6 +134,17 @@ static void test_choice(void **state)
 {
     (void)state;
     check_language(GRAMMAR_CHOICE, "[\"yes\",\"no\",\"yes!\",\"\\u00e9\"]", "no\nyes\nyes!\n\xC3\xA9");
+    struct buf many; /* more than are taken one by one */
+    buf_init(&many, 0);
+    buf_append_str(&many, "[\"a\"");
+    for (int i = 0; i < 40; i++) buf_printf(&many, ",\"%c%c\"", 'a' + i % 4, 'a' + i / 4);
+    buf_append_str(&many, "]");
+    check_text(GRAMMAR_CHOICE, many.data, "a", 1);
+    check_text(GRAMMAR_CHOICE, many.data, "dj", 1);
+    check_text(GRAMMAR_CHOICE, many.data, "b", 0);
+    check_text(GRAMMAR_CHOICE, many.data, "dk", 0);
+    buf_free(&many);
+    check_text(GRAMMAR_REGEX, "[a-c]{1,50000}", "abc", 1);
     check_refused(GRAMMAR_CHOICE, "[]", MB_INVALID, "at least one");
     check_refused(GRAMMAR_CHOICE, "[1]", MB_INVALID, "item 0");
     check_refused(GRAMMAR_CHOICE, "\"a\"", MB_INVALID, "list");
