@@ -175,6 +175,13 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
     }
 }
 
+#define PREFETCH_ROW_LINES 16
+
+FORCED void prefetch_lines(const uint8_t *p)
+{
+    for (int i = 0; i < PREFETCH_ROW_LINES; i++) __builtin_prefetch(p + 64 * i, 0, 3);
+}
+
 static void tile_run(struct work *w, int t)
 {
     const struct attn_unit *u = w->u;
@@ -198,6 +205,7 @@ static void tile_run(struct work *w, int t)
     rows_al(w);
     for (int r = 0; r < u->n_rows; r++) {
         struct range vis = tile_range(u, r, t);
+        if (few && next) prefetch_lines(next + (size_t)r * PREFETCH_ROW_LINES * 64); /* memory has nothing to do meanwhile */
         if (vis.lo < vis.hi) row_exp(w, r, vis);
     }
     for (int i = 0; i < w->n_block; i++) {
