@@ -235,7 +235,7 @@ class Bench:
             label = f"{r['level']} {r['name']}"
             self.row(f"cost of the order, {label}", "us", r["us"], r["free_us"], r["us"] / r["free_us"], 1.05, lower=True)
             kind = re.search(r"g(\d+) (l1|l2|f32) .* m (\d+)$", r["name"])
-            if kind and int(kind[3]) >= 256 and kind[2] != "f32":
+            if kind and int(kind[3]) >= 128 and kind[2] != "f32":
                 group, tier = int(kind[1]), kind[2]
                 bar = {("l2", 32): 0.64, ("l2", 64): 0.75, ("l1", 32): 0.38, ("l1", 64): 0.42}.get((tier, group))
                 self.row(f"share of the integer peak, {label}", "share", r["share"], bar=bar)
