@@ -2,7 +2,7 @@
  *
  * Two ways to the exact group sum:
  *   maddubs  4-bit codes (u8, 0..15) times int8: a pair sum is at most 2*15*128, eight of them fit int16, so one widening
- *            per 32 k. Used for q4 x q8, and limb by limb for a single row of q4 x q16.
+ *            per 32 k. Used for q4 x q8; few rows of 4-bit weights are in matmul_few.c.
  *   maddwd   codes and inputs widened to int16: pair sums go to int32 at once. Used for everything else; inputs are
  *            widened into a buffer on the stack first (x16), codes on the fly (one row) or once per 32 rows.
  * x16: the int16 values of each four stored bytes p0 p1 p2 p3 in the order p0 p2 p1 p3, which is how
@@ -11,117 +11,12 @@
  * accumulators of a tile live in a small array between groups. k goes in chunks of the x16 buffer; between chunks the
  * accumulators rest in y, so the chain of each output stays in order of k.
  */
-#include "ops/cpu/avx2/avx2_int.h"
+#include "ops/cpu/avx2/matmul_int.h"
 
 #define TILE_ROWS 32
 #define CHUNK_K 512   /* many rows: 32 * 512 * 2 = 32 KB of x16 */
 #define CHUNK_K1 8192  /* one row */
 #define LD_X16 (CHUNK_K + 32) /* rows a power of two apart would share cache sets */
-#define GROUP_MAX 128
-#define PREFETCH_AHEAD 4096
-
-FORCED size_t code_bytes(enum cpu_wtype type, int g)
-{
-    return (size_t)g * (type == CPU_W_Q4 ? 8 : 16);
-}
-
-/* Two fma per group: acc = fma(s*a, isum, acc); acc = fma(b, xs, acc). */
-FORCED __m256 group_add(__m256 acc, __m256 s, __m256 b, const float *pair, __m256i isum)
-{
-    acc = _mm256_fmadd_ps(_mm256_mul_ps(s, _mm256_broadcast_ss(pair)), _mm256_cvtepi32_ps(isum), acc);
-    return _mm256_fmadd_ps(b, _mm256_broadcast_ss(pair + 1), acc);
-}
-
-FORCED __m256i widen_sum(__m256i s16)
-{
-    return _mm256_madd_epi16(s16, _mm256_set1_epi16(1));
-}
-
-/* The compiler would reorder the integer additions of an unrolled loop, hold every product until the end and spill them
- * all; naming the accumulator here keeps each addition in its place. */
-FORCED void in_place(__m256i *acc)
-{
-    __asm__("" : "+x"(*acc));
-}
-
-FORCED const float *act_pairs(const struct cpu_act *x, const uint8_t *row)
-{
-    return (const float *)(row + (x->form == ACT_Q16 ? 2 * x->k : x->k));
-}
-
-/* --- one row, 4-bit codes, limbs by maddubs --- */
-
-/* isum[half] of one group: codes p, stored bytes hi (and lo when two_limbs). */
-FORCED void group_q4_row(const uint8_t *p, int g, const uint8_t *hi, bool two_limbs, __m256i isum[2])
-{
-    const __m256i m0f = _mm256_set1_epi8(15);
-    const uint8_t *lo = hi + g;
-    __m256i hsum[2] = { _mm256_setzero_si256(), _mm256_setzero_si256() }, lsum[2] = { hsum[0], hsum[0] };
-    for (int c = 0; c < g; c += 32) { /* eight products per int16 lane */
-        __m256i h16[2], l16[2];
-        h16[0] = h16[1] = l16[0] = l16[1] = _mm256_setzero_si256();
-        for (int i = c / 8; i < c / 8 + 4; i++) {
-            _mm_prefetch((const char *)p + PREFETCH_AHEAD + 64 * i, _MM_HINT_T0);
-            for (int h = 0; h < 2; h++) {
-                __m256i v = load_i(p + 64 * i + 32 * h);
-                __m256i even = _mm256_and_si256(v, m0f), odd = _mm256_and_si256(_mm256_srli_epi32(v, 4), m0f);
-                h16[h] = _mm256_add_epi16(h16[h], _mm256_maddubs_epi16(even, bcast_dword(hi + 8 * i)));
-                in_place(&h16[h]);
-                h16[h] = _mm256_add_epi16(h16[h], _mm256_maddubs_epi16(odd, bcast_dword(hi + 8 * i + 4)));
-                in_place(&h16[h]);
-                if (two_limbs) {
-                    l16[h] = _mm256_add_epi16(l16[h], _mm256_maddubs_epi16(even, bcast_dword(lo + 8 * i)));
-                    in_place(&l16[h]);
-                    l16[h] = _mm256_add_epi16(l16[h], _mm256_maddubs_epi16(odd, bcast_dword(lo + 8 * i + 4)));
-                    in_place(&l16[h]);
-                }
-            }
-        }
-        for (int h = 0; h < 2; h++) {
-            hsum[h] = _mm256_add_epi32(hsum[h], widen_sum(h16[h]));
-            if (two_limbs) lsum[h] = _mm256_add_epi32(lsum[h], widen_sum(l16[h]));
-        }
-    }
-    for (int h = 0; h < 2; h++)
-        isum[h] = two_limbs ? _mm256_add_epi32(_mm256_slli_epi32(hsum[h], 8), lsum[h]) : hsum[h];
-}
-
-FORCED void row_q4(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row,
-                   float *y, bool two_limbs, int g, enum dtype dt)
-{
-    const uint8_t *xr = x->data + (size_t)row * x->row_bytes;
-    size_t limbs = two_limbs ? 2 : 1, cb = code_bytes(CPU_W_Q4, g), gb = cb + scales_bytes(dt);
-    for (int64_t blk = blk0; blk < blk1; blk++) {
-        const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = xr;
-        const float *pair = act_pairs(x, xr);
-        __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
-        for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += limbs * (size_t)g, pair += 2) {
-            __m256i isum[2];
-            __m256 s[2], b[2];
-            group_q4_row(p, g, xp, two_limbs, isum);
-            _mm_prefetch((const char *)p + PREFETCH_AHEAD + cb, _MM_HINT_T0);
-            scales_load(dt, p + cb, s, b);
-            for (int h = 0; h < 2; h++) acc[h] = group_add(acc[h], s[h], b[h], pair, isum[h]);
-        }
-        store16(y + 16 * (blk - blk0), w->n - 16 * blk, acc[0], acc[1]);
-    }
-}
-
-/* The common group sizes and scale types become constants of their own loops. */
-FORCED void row_q4_any(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row,
-                       float *y, bool two_limbs)
-{
-    if (w->dt == DT_BF16 && w->g == 32)
-        row_q4(w, blk0, blk1, x, row, y, two_limbs, 32, DT_BF16);
-    else if (w->dt == DT_BF16 && w->g == 64)
-        row_q4(w, blk0, blk1, x, row, y, two_limbs, 64, DT_BF16);
-    else if (w->dt == DT_F16 && w->g == 32)
-        row_q4(w, blk0, blk1, x, row, y, two_limbs, 32, DT_F16);
-    else if (w->dt == DT_F16 && w->g == 64)
-        row_q4(w, blk0, blk1, x, row, y, two_limbs, 64, DT_F16);
-    else
-        row_q4(w, blk0, blk1, x, row, y, two_limbs, w->g, w->dt);
-}
 
 /* --- x16 --- */
 
@@ -335,8 +230,8 @@ FORCED void tile_store(const float *acc, int64_t m, float *y, int64_t ld_y, int6
 static void matmul_q4_q8_avx2(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                               int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m == 1) {
-        row_q4_any(w, blk0, blk1, x, row0, y, false);
+    if (m <= FEW_ROWS) {
+        avx2_matmul_q4_few(w, blk0, blk1, x, row0, m, y, ld_y);
         return;
     }
     int g = w->g;
@@ -407,8 +302,8 @@ static void matmul_words(const struct cpu_weight *w, int64_t blk0, int64_t blk1,
 static void matmul_q4_q16_avx2(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                                int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m == 1)
-        row_q4_any(w, blk0, blk1, x, row0, y, true);
+    if (m <= FEW_ROWS)
+        avx2_matmul_q4_few(w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_words(w, blk0, blk1, x, row0, m, y, ld_y);
 }
