@@ -35,6 +35,7 @@ mb_status cmd_show_prompt(const struct flags *f, const char *const *pos, int n_p
 mb_status cmd_doctor(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_prove(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_perplexity(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
+mb_status cmd_embed(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_help(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 /* What a verb prints for --help. */

@@ -74,6 +74,11 @@ static const struct verb verbs[] = {
       "likely token and its log-probability.\n\n"
       "  mlx-bun perplexity starter --text article.txt\n"
       "  mlx-bun perplexity starter --ids ids.json --tier f32 --json", cmd_perplexity },
+    { "embed", NULL, CMD_EMBED, 1, "MODEL --prompt TEXT | --text FILE [flags]", "vectors of texts (Qwen3, Qwen3-Embedding)",
+      "Prints one JSON object a text: its number and its embedding, of unit length, the same as POST /v1/embeddings gives.\n"
+      "--text FILE takes one text a line, - standard input. The server: mlx-bun serve MODEL.\n\n"
+      "  mlx-bun embed Qwen3-Embedding-0.6B/ --prompt 'What is the capital of China?' \\\n"
+      "    --instruction 'Given a web search query, retrieve relevant passages that answer the query'", cmd_embed },
     { "benchmark", NULL, CMD_BENCHMARK, 1, "MODEL [--prompt-tokens N] [--tokens N] [--batch B] [--run features]",
       "measure how fast a model runs here",
       "Prints how fast a prompt is read, how long the first token takes, and how fast text is generated, through the whole\n"

@@ -10,6 +10,7 @@
 
 #define OFF(field) offsetof(struct flags, field)
 #define SAMPLED (CMD_SERVE | CMD_GENERATE)
+#define ADAPTED (CMD_SERVE | CMD_GENERATE | CMD_EMBED)
 #define RUNS (CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY | CMD_BENCHMARK)
 #define PROMPTED (CMD_GENERATE | CMD_SHOW_PROMPT)
 #define EVERY 0xffffffu
@@ -155,12 +156,12 @@ static const struct flag_row rows[] = {
       "flag is ignored.", .spec = "T1.47 CFG-120" },
 
     /* --- adapters and drafts --- */
-    { .name = "adapter", .aliases = "adapter-path", .type = FLAG_STRING, .off = OFF(adapter), .commands = SAMPLED,
+    { .name = "adapter", .aliases = "adapter-path", .type = FLAG_STRING, .off = OFF(adapter), .commands = ADAPTED,
       .unit = "[ID=]DIR", .help = "mount a LoRA adapter (MLX or PEFT form) and use it where a request names none",
       .note = "Its id is the folder's name, or what stands before the =. A folder that cannot be mounted fails the start.",
       .spec = "T1.21 CFG-005 CFG-082 CFG-083" },
     { .name = "max-lora-rank", .type = FLAG_INT, .off = OFF(max_lora_rank), .dflt = "64", .min = 1, .max = 512,
-      .commands = SAMPLED, .unit = "N", .help = "largest rank of an adapter; scratch memory grows with it",
+      .commands = ADAPTED, .unit = "N", .help = "largest rank of an adapter; scratch memory grows with it",
       .note = "An adapter above it is refused when it is mounted." },
     { .name = "draft-model", .type = FLAG_STRING, .off = OFF(draft_model), .commands = SAMPLED, .state = FLAG_NOT_YET,
       .unit = "MODEL", .help = "speculate with this model", .spec = "T1.22 CFG-084 CFG-085 CFG-086" },
@@ -252,7 +253,7 @@ static const struct flag_row rows[] = {
       .note = "No model of this version reads media, so nothing is fetched." },
 
     /* --- what goes in and comes out --- */
-    { .name = "prompt", .letter = 'p', .type = FLAG_STRING, .off = OFF(prompt), .commands = PROMPTED, .unit = "TEXT",
+    { .name = "prompt", .letter = 'p', .type = FLAG_STRING, .off = OFF(prompt), .commands = PROMPTED | CMD_EMBED, .unit = "TEXT",
       .help = "the prompt, taken literally: \\n is a backslash and an n; - reads standard input", .spec = "B-010" },
     { .name = "prompt-ids", .type = FLAG_STRING, .off = OFF(prompt_ids), .commands = CMD_GENERATE, .unit = "IDS",
       .help = "the prompt as token ids, \"1,2,3\", or @FILE with a JSON array or ids between commas or white space" },
@@ -279,8 +280,12 @@ static const struct flag_row rows[] = {
       .help = "2,000 tokens a line (200 on portable) instead of 200 (32)" },
     { .name = "ids", .type = FLAG_STRING, .off = OFF(ids), .commands = CMD_PERPLEXITY, .unit = "FILE",
       .help = "token ids: a JSON array, or numbers between commas or white space; - reads standard input" },
-    { .name = "text", .type = FLAG_STRING, .off = OFF(text), .commands = CMD_PERPLEXITY, .unit = "FILE",
-      .help = "text, tokenised with the model's tokenizer; - reads standard input" },
+    { .name = "text", .type = FLAG_STRING, .off = OFF(text), .commands = CMD_PERPLEXITY | CMD_EMBED, .unit = "FILE",
+      .help = "text, tokenised with the model's tokenizer; - reads standard input", .note = "embed takes one text a line." },
+    { .name = "instruction", .type = FLAG_STRING, .off = OFF(instruction), .commands = CMD_EMBED, .unit = "TEXT",
+      .help = "the task of a query: \"Instruct: TEXT\" and \"Query:\" go before each text", .spec = "MOD-045" },
+    { .name = "dimensions", .type = FLAG_INT, .off = OFF(dimensions), .min = 1, .max = 1048576, .commands = CMD_EMBED,
+      .unit = "N", .help = "keep the first N numbers of a vector, scaled to unit length; default: all" },
     { .name = "prompt-tokens", .type = FLAG_INT, .off = OFF(prompt_tokens), .dflt = "512", .min = 1, .max = 1e7,
       .commands = CMD_BENCHMARK, .unit = "N", .help = "length of the prompt, and so the context at which generation begins" },
     { .name = "tokens", .type = FLAG_INT, .off = OFF(tokens), .dflt = "128", .min = 2, .max = 1e6, .commands = CMD_BENCHMARK,

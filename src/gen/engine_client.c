@@ -55,7 +55,8 @@ static mb_status set_info(struct gen_engine *g, const struct gen_engine_options 
     g->info.device = copy_or_empty(&g->arena, info->device);
     g->info.tier = copy_or_empty(&g->arena, info->tier);
     g->default_adapter = copy_or_empty(&g->arena, opt->default_adapter);
-    g->adapter_root = copy_or_empty(&g->arena, opt->adapter_root);
+    /* Where training puts adapters by default (TRN-037). */
+    g->adapter_root = opt->cache_dir && opt->cache_dir[0] ? arena_printf(&g->arena, "%s/mlx-bun-finetunes", opt->cache_dir) : "";
     g->info.embeds_only = info->embeds && g->info.id && is_embedding_model(opt->model_dir, g->info.id);
     if (g->info.n_context <= 0) g->info.n_context = engine_info(g->engine)->n_context;
     if (g->info.created_unix_s == 0) g->info.created_unix_s = clock_unix_s();
@@ -65,7 +66,7 @@ static mb_status set_info(struct gen_engine *g, const struct gen_engine_options 
 static void set_options(struct gen_engine *g, const struct gen_engine_options *opt)
 {
     g->opt = *opt;
-    g->opt.default_adapter = g->opt.adapter_root = NULL;
+    g->opt.default_adapter = NULL;
     g->opt.model_dir = g->opt.model_id = g->opt.cache_dir = NULL;
     if (g->opt.n_prepare_workers <= 0) g->opt.n_prepare_workers = 2;
     if (g->opt.n_prepare_workers > GEN_MAX_WORKERS) g->opt.n_prepare_workers = GEN_MAX_WORKERS;

@@ -207,7 +207,6 @@ struct gen_engine_options {
     int32_t prepare_queue;           /* 64 */
     int32_t ring_events;             /* events a stream may hold before its row is parked; 0 = 1024 */
     const char *default_adapter;     /* id for requests that name none; NULL */
-    const char *adapter_root;        /* where training puts adapters; NULL */
     const char *cache_dir;           /* for tables of the tokenizer; NULL: none */
     bool no_grammar;                 /* MLX_BUN_GRAMMAR=0: constraints go into the prompt, with a warning (API-159) */
 };

@@ -214,9 +214,11 @@ def test_trn310_available(tmp_path):
     config = json.loads((tmp_path / "two/adapter_config.json").read_text())
     (tmp_path / "two/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "llama"}))
     (tmp_path / "junk").mkdir()
-    with Server(model=model, env={"HOME": str(tmp_path / "home")}) as s:
+    cache = tmp_path / "cache"
+    shutil.copytree(B, cache / "mlx-bun-finetunes/three")
+    with Server("--cache-dir", str(cache), model=model) as s:
         found = {a["id"]: a for a in s.get("/v1/adapters/available").json()["adapters"]}
-        assert set(found) == {"one", "two"}
+        assert set(found) == {"one", "two", "three"}
         assert found["one"] == {"id": "one", "path": str(model / "adapters/one"), "source_repo": "tiny", "rank": 4, "scale": 2.0,
                                 "compatible": False}
         assert found["two"]["compatible"] is True and found["two"]["rank"] == 6

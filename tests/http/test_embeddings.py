@@ -194,3 +194,20 @@ def test_embeddings_take_an_adapter(tmp_path):
     a = str(ROOT / "tests/golden/adapters/qwen3")
     with Server("--adapter", a, model=rig.TINY / "qwen3") as s:
         assert vectors(s, "hello") == vectors(s, "hello", adapter="qwen3") != vectors(s, "hello", adapter="none")
+
+
+def test_embed_on_the_command_line(tmp_path):
+    """CFG-204: the same vectors without a server; lines of a file in order; what makes no embeddings is refused."""
+    model = embedding_model(tmp_path)
+    rows = [r for r in GOLDEN["rows"] if "text" in r and "instruction" not in r]
+    (tmp_path / "texts").write_text("\n".join(r["text"] for r in rows) + "\n")
+    p = rig.run("embed", model, "--text", tmp_path / "texts", "--tier", "f32")
+    got = [json.loads(line) for line in p.stdout.splitlines()]
+    assert [g["index"] for g in got] == list(range(len(rows))), p.stderr
+    assert all(far(g["embedding"], r["embedding"]) < 1e-5 for g, r in zip(got, rows, strict=True))
+    asked = next(r for r in GOLDEN["rows"] if "instruction" in r)
+    p = rig.run("embed", model, "--prompt", asked["text"], "--instruction", asked["instruction"], "--dimensions", "8")
+    v = json.loads(p.stdout)["embedding"]
+    assert len(v) == 8 and abs(math.hypot(*v) - 1) < 1e-6
+    assert rig.run("embed", rig.LLAMA, "--prompt", "a").returncode == 2
+    assert "either" in rig.run("embed", model).stderr
