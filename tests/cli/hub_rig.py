@@ -208,7 +208,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data[:arg])
             self.wfile.flush()
             hub.held.set()
-            hub.release.wait(60)
+            hub.release.wait(600)
             self.wfile.write(data[arg:])
         elif fault == "slow":
             for i in range(0, len(data), arg):
@@ -303,7 +303,7 @@ class Store:
         self.env |= {"HOME": str(self.home), "HF_HOME": str(self.home / "hf"), "MLX_BUN_CACHE": str(self.home / "own"),
                      "HF_ENDPOINT": hub.url if hub else "http://127.0.0.1:9", "no_proxy": "*", **env}
 
-    def run(self, *args, status=0, env=None, cwd=None, timeout=60):
+    def run(self, *args, status=0, env=None, cwd=None, timeout=300):
         p = subprocess.run([MLX_BUN, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                            env={**self.env, **(env or {})}, cwd=cwd or self.home, timeout=timeout)
         if status is not None:

@@ -276,7 +276,7 @@ def test_b124_partial_downloads(hub, store):
         hub.release.clear()
         hub.fault("model-00001-of-00003.safetensors", "hold", 1000, times=1)
         p = store.start("get", NAME, "--parallel", "1")
-        assert hub.held.wait(30)
+        assert hub.held.wait(300)
         while not any(x.stat().st_size == 1000 for x in store.partials(NAME)):
             time.sleep(0.005)
         return p
@@ -336,9 +336,9 @@ def test_gc_leaves_alone_what_programs_use(alone):
     assert r["bytes"] == 0 and "running server" in r["warnings"][0]
     assert "in use" in alone.run("rm", NAME, "--yes", status=11).stderr
     p.send_signal(signal.SIGTERM)
-    p.communicate(timeout=40)
+    p.communicate(timeout=300)
     code = "import mmap, sys, time; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); f.close(); " \
-           "print('ready', flush=True); time.sleep(60)"
+           "print('ready', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code, path / "model.safetensors"], stdout=subprocess.PIPE, text=True) as m:
         m.stdout.readline()
         r = alone.json("gc", "--yes", "--force")["repos"][0]
@@ -436,7 +436,7 @@ def serve_card(store, *args):
             card += p.stdout.readline() + p.stdout.readline()
             break
     p.send_signal(signal.SIGTERM)
-    out, err = p.communicate(timeout=60)
+    out, err = p.communicate(timeout=300)
     return card, err
 
 

@@ -18,7 +18,7 @@ UNWANTED = (".gitattributes", "pytorch_model.bin")
 
 
 def client(store, code, status=0, **env):
-    p = subprocess.run([PYTHON, "-c", "import json, sys, huggingface_hub as hf\n" + code], capture_output=True, text=True, timeout=120,
+    p = subprocess.run([PYTHON, "-c", "import json, sys, huggingface_hub as hf\n" + code], capture_output=True, text=True, timeout=300,
                        env={**store.env, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                             **env})
     assert p.returncode == status, p.stderr[-3000:]

@@ -25,7 +25,7 @@ class Serving:
                 break
         else:
             raise RuntimeError(self.p.stderr.read())
-        self.http = httpx.Client(base_url=found[1], timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=found[1], timeout=300, trust_env=False)
 
     def __enter__(self):
         return self.http
@@ -34,7 +34,7 @@ class Serving:
         self.http.close()
         self.p.terminate()
         try:
-            self.p.communicate(timeout=60)
+            self.p.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             self.p.kill()
             raise
@@ -51,7 +51,7 @@ def store(tmp_path, hub):
     return Store(tmp_path, hub)
 
 
-def wait_for(what, seconds=60):
+def wait_for(what, seconds=300):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end
@@ -106,7 +106,7 @@ def test_downloads(hub, store):
         http.get("/library")
         r = http.post("/downloads", json={"repo_id": "org/new"})
         assert r.status_code == 202 and r.json() == {"repo_id": "org/new", "revision": "main", "state": "active"}
-        assert hub.held.wait(60)
+        assert hub.held.wait(300)
         now = http.get("/downloads").json()["downloads"][0]
         assert now["repo_id"] == "org/new" and now["state"] == "active" and now["finished_at"] is None
         assert http.post("/downloads", json={"repo_id": "org/new"}).status_code == 429
@@ -128,7 +128,7 @@ def test_cancel_a_download(hub, store):
     hub.fault("model-00002-of-00003.safetensors", "hold", 1000, times=1)
     with Serving(store, NAME) as http:
         http.post("/downloads", json={"repo_id": "org/new"})
-        assert hub.held.wait(60)
+        assert hub.held.wait(300)
         wait_for(lambda: any(p.stat().st_size == 1000 for p in store.partials("org/new")))
         http.post("/downloads", json={"repo_id": "org/waiting"})
         assert http.post("/downloads/cancel", json={"repo_id": "org/waiting"}).json()["state"] == "cancelled"
