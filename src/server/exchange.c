@@ -40,6 +40,7 @@ void exchange_unref(struct http_exchange *x)
     buf_free(&x->reply);
     buf_free(&x->out);
     mb_free(x->rest);
+    for (int i = 0; i < QUERY_N; i++) mb_free(x->query[i]);
     mb_free(x->cors_origin);
     mb_free(x->preflight_headers);
     pthread_mutex_lock(&s->lock);

@@ -80,7 +80,7 @@ void handle_count_tokens(struct http_exchange *x)
 
 void handle_response(struct http_exchange *x)
 {
-    const struct api_page page = { http_query(x, "order"), http_query(x, "after"), http_query(x, "limit") };
+    const struct api_page page = { x->query[QUERY_ORDER], x->query[QUERY_AFTER], x->query[QUERY_LIMIT] };
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);

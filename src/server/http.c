@@ -42,9 +42,13 @@ static const char *header(struct http_exchange *x, const char *name)
     return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
 }
 
-const char *http_query(struct http_exchange *x, const char *name)
+static void keep_query(struct http_exchange *x)
 {
-    return MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, name);
+    static const char *const names[QUERY_N] = { [QUERY_ORDER] = "order", [QUERY_AFTER] = "after", [QUERY_LIMIT] = "limit" };
+    for (int i = 0; i < QUERY_N; i++) {
+        const char *v = MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, names[i]);
+        if (v) x->query[i] = mb_strdup(v);
+    }
 }
 
 /* --- headers --- */
@@ -215,6 +219,7 @@ static void check_headers(struct http_exchange *x, const char *method, const cha
         return;
     }
     if (!check_body(x, len, known)) return;
+    if (x->rest) keep_query(x);
     pthread_mutex_lock(&x->s->lock);
     bool stopping = x->s->stopping;
     pthread_mutex_unlock(&x->s->lock);

@@ -39,6 +39,8 @@ struct conn {                      /* one TCP or unix connection; guarded by ser
     struct conn *next, *prev;
 };
 
+enum query_name { QUERY_ORDER = 0, QUERY_AFTER, QUERY_LIMIT, QUERY_N }; /* of lists (http.c) */
+
 struct trace {                     /* phases of a generation, clock_now_ns; 0 = not reached */
     int64_t t_received_ns, t_queued_ns, t_admitted_ns, t_first_ns;
     int32_t n_prompt, n_cached, n_completion;
@@ -58,6 +60,7 @@ struct http_exchange {
     const struct route_row *route;
     const struct api_dialect *dialect; /* of the path, also without a route: the form of errors */
     char *rest;                    /* decoded rest of the path, owned; NULL */
+    char *query[QUERY_N];          /* values of the query that routes with a rest may want, owned; NULL */
     char request_id[72];
     char trace_id[64];             /* x-mlx-bun-trace-id (API-337) */
     char *cors_origin;             /* allowed Origin to echo, owned; NULL */
@@ -160,8 +163,6 @@ void http_quiesce(struct server *s);
 void http_stop(struct server *s);
 /* x->lock held: let libmicrohttpd go on with a suspended connection. */
 void http_resume_locked(struct http_exchange *x);
-/* A value of the query, NULL; HTTP thread only. */
-const char *http_query(struct http_exchange *x, const char *name);
 
 /* listen.c */
 mb_status listen_open(struct server *s, mb_error *err);
