@@ -119,7 +119,7 @@ static void put_token(struct grammar_vocab *v, struct buf *all, int32_t id, size
 {
     v->offs[id + 1] = (uint32_t)all->len;
     v->same[id] = -1;
-    bool space = len && is_space_text(all->data + all->len - len, len);
+    bool space = len && all->failed == MB_OK && is_space_text(all->data + all->len - len, len);
     v->added[id] = !len || len > MAX_TOKEN_BYTES ? TOKEN_NONE : added && !space ? TOKEN_ADDED : TOKEN_TEXT;
 }
 
