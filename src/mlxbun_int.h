@@ -58,6 +58,8 @@ mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err);
 mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, bool special, int32_t **ids, int32_t *n,
                           mb_error *err);
 
+/* Family i of the table: its name, the values of config.json "model_type" (NULL-terminated), a note. False: there are no more. */
+bool mb_family(size_t i, const char **name, const char *const **types, const char **note);
 /* Can this version run models of this model_type? */
 bool mb_family_known(const char *model_type);
 /* Would it fit here, and with how long a context, by config and headers alone? False: they cannot be read. */

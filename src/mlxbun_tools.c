@@ -74,6 +74,17 @@ mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, b
     return st;
 }
 
+bool mb_family(size_t i, const char **name, const char *const **types, const char **note)
+{
+    size_t n;
+    const struct arch_row *rows = arch_rows(&n);
+    if (i >= n) return false;
+    *name = rows[i].name;
+    *types = rows[i].model_types;
+    *note = rows[i].note;
+    return true;
+}
+
 bool mb_family_known(const char *model_type)
 {
     return arch_find(model_type) != NULL;

@@ -23,6 +23,7 @@ docs: $(BUILD)/mlx-bun ## write the generated pages of docs/
 	@$< help --docs > docs/flags.md
 	@$< help --docs-errors > docs/errors.md
 	@$< help --docs-routes > docs/routes.md
+	@$< help --docs-families > docs/families.md
 clean: ## remove every build folder
 	rm -rf build build-*
 

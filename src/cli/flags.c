@@ -455,6 +455,7 @@ static const struct flag_row rows[] = {
     /* --- hidden: makers of documents and test hooks (no help text) --- */
     { .name = "docs", .type = FLAG_BOOL, .off = OFF(docs), .commands = CMD_HELP },
     { .name = "docs-errors", .type = FLAG_BOOL, .off = OFF(docs_errors), .commands = CMD_HELP },
+    { .name = "docs-families", .type = FLAG_BOOL, .off = OFF(docs_families), .commands = CMD_HELP },
     { .name = "docs-routes", .type = FLAG_BOOL, .off = OFF(docs_routes), .commands = CMD_HELP },
 #ifdef MB_FAULTS
     { .name = "scripted", .type = FLAG_STRING, .off = OFF(scripted), .commands = CMD_SERVE },

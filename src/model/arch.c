@@ -21,7 +21,7 @@ static const char *const gemma2_types[] = { "gemma2", NULL };
 static const char *const gemma3_types[] = { "gemma3_text", "gemma3", NULL };
 
 static const struct arch_row rows[] = {
-    { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral without a window" },
+    { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral with or without its window" },
     { "qwen2", qwen2_types, arch_read_qwen2, KV_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
     { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
     { "qwen3_moe", qwen3_moe_types, arch_read_qwen3_moe, KV_F16, "Qwen3 mixtures of experts (30B-A3B, 235B-A22B)" },

@@ -418,7 +418,17 @@ def test_t1_every_row_of_both_tables_is_documented():
             assert re.search(rf"\b{table}\.{i:02}\b", docs), f"{table}.{i:02}"
 
 
-@pytest.mark.parametrize("page,flag", [("flags.md", "--docs"), ("errors.md", "--docs-errors"), ("routes.md", "--docs-routes")])
+def test_every_family_has_goldens():
+    """A family in the table has logits of an oracle and digests of its bits."""
+    bits = json.loads((ROOT / "tests/invariance/bits.json").read_text())["rows"]
+    names = re.findall(r"^\| ([a-z0-9_]+) \|", run("help", "--docs-families").stdout, re.M)[1:]
+    assert len(names) > 10
+    for name in names:
+        assert (ROOT / f"tests/golden/logits/{name}.json").exists() and any(k.startswith(name + " ") for k in bits), name
+
+
+@pytest.mark.parametrize("page,flag", [("flags.md", "--docs"), ("errors.md", "--docs-errors"), ("routes.md", "--docs-routes"),
+                                       ("families.md", "--docs-families")])
 def test_generated_documents_are_current(page, flag):
     assert run("help", flag).stdout == (ROOT / "docs" / page).read_text(), f"docs/{page}: run make docs"
 
