@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "base/filemap.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "convert/convert.h"
@@ -25,6 +26,7 @@ struct mb_gen {
     struct gen_stream *stream;
     bool done;
     char finish[16];
+    struct buf call; /* the last MB_EV_TOOL's object */
 };
 
 const char *mb_version(void) { return MB_VERSION; }
@@ -146,6 +148,7 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
     }
     if (x) opt.server = x->server;
     if (x) opt.hlg = x->hlg;
+    if (x) opt.no_grammar = x->no_grammar;
     return gen_engine_open(&e->gen, engine, &opt, &info, err);
 }
 
@@ -324,8 +327,23 @@ mb_status mb_generate(mb_engine *e, const mb_request *r, mb_gen **out, mb_error 
     return MB_OK;
 }
 
+/* {"id", "name", "arguments"}; one that was cut off has "partial" and its arguments as a text. */
+static void call_object(struct buf *b, const struct gen_event *ev)
+{
+    struct str a = ev->u.tool.arguments;
+    buf_clear(b);
+    buf_append_str(b, "{\"id\": ");
+    json_write_string(b, ev->u.tool.id.ptr, ev->u.tool.id.len);
+    buf_append_str(b, ", \"name\": ");
+    json_write_string(b, ev->u.tool.name.ptr, ev->u.tool.name.len);
+    buf_append_str(b, ", \"arguments\": ");
+    if (ev->u.tool.partial) json_write_string(b, a.ptr, a.len);
+    else buf_append(b, a.ptr, a.len);
+    buf_append_str(b, ev->u.tool.partial ? ", \"partial\": true}" : "}");
+}
+
 /* One inner event to a public one; false for those that have no public form. */
-static bool to_event(const struct gen_event *in, mb_event *out)
+static bool to_event(mb_gen *g, const struct gen_event *in, mb_event *out)
 {
     static const char *const finish[] = { "stop", "length", "tool_calls", "cancelled" };
     memset(out, 0, sizeof *out);
@@ -344,8 +362,9 @@ static bool to_event(const struct gen_event *in, mb_event *out)
         return true;
     case GEN_EV_TOOL:
         out->type = MB_EV_TOOL;
-        out->text = in->u.tool.arguments.ptr;
-        out->text_len = in->u.tool.arguments.len;
+        call_object(&g->call, in);
+        out->text = g->call.data;
+        out->text_len = g->call.len;
         return true;
     case GEN_EV_TOKEN:
         out->type = MB_EV_TOKEN;
@@ -391,7 +410,8 @@ mb_status mb_next(mb_gen *g, mb_event *out, mb_error *err)
             g->done = true;
             return mb_fail_at(err, ev.u.error.status, ev.u.error.at, "%s", ev.u.error.text);
         }
-    } while (!to_event(&ev, out));
+    } while (!to_event(g, &ev, out));
+    MB_TRY(buf_status(&g->call, "tool call", err));
     g->done = out->type == MB_EV_DONE;
     return MB_OK;
 }
@@ -405,6 +425,7 @@ void mb_gen_close(mb_gen *g)
 {
     if (!g) return;
     gen_close(g->stream);
+    buf_free(&g->call);
     mb_free(g);
 }
 

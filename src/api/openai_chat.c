@@ -1,6 +1,6 @@
 /* openai_chat.c: POST /v1/chat/completions: messages, tools, thinking. Content arrays of text parts become one string
  * (what templates of text models read), `developer` is `system` (Q19), media parts are refused while no model has a
- * tower (API-022). Tool calls in the history go to the template; calls in the output stay text in this version. */
+ * tower (API-022). Tool calls in the history go to the template. */
 #include <stdio.h>
 #include <string.h>
 
@@ -130,24 +130,48 @@ static mb_status check_tools(const json_t *tools, mb_error *err)
     return MB_OK;
 }
 
+/* "auto", "none", "required", or one function by name. That it is listed is checked where the tools are read. */
+static mb_status tool_choice(struct api_request *r, const json_t *choice, mb_error *err)
+{
+    static const struct { const char *word; enum gen_tool_choice choice; } rows[] = {
+        { "auto", TOOLS_AUTO }, { "none", TOOLS_NONE }, { "required", TOOLS_REQUIRED },
+    };
+    const char *word = json_string_value(choice);
+    if (!choice) return MB_OK;
+    for (size_t i = 0; word && i < sizeof rows / sizeof rows[0]; i++)
+        if (strcmp(word, rows[i].word) == 0) {
+            r->gen.tool_choice = rows[i].choice;
+            return MB_OK;
+        }
+    const json_t *fn = json_object_get(choice, "function");
+    const json_t *name = json_object_get(json_is_object(fn) ? fn : choice, "name");
+    if (!json_is_object(choice) || !json_is_text(name))
+        return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be \"auto\", \"none\", \"required\" or a function");
+    r->gen.tool_choice = TOOLS_NAMED;
+    r->gen.tool_name = json_string_value(name);
+    return MB_OK;
+}
+
 static mb_status tools(struct api_request *r, const json_t *body, mb_error *err)
 {
-    const json_t *list = field_get(body, "tools"), *choice = field_get(body, "tool_choice");
-    const char *word = json_string_value(choice);
+    const json_t *list = field_get(body, "tools");
+    bool parallel = true;
     if (list && !json_is_array(list)) return field_type_error("tools", "list", err);
     MB_TRY(check_tools(list, err));
-    bool unused = false;
-    MB_TRY(field_bool(body, "parallel_tool_calls", &unused, err));
-    if (choice && (!word || strcmp(word, "required") == 0)) {
-        if (!word && !json_is_object(choice))
-            return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be a string or an object");
-        return mb_fail_at(err, MB_UNSUPPORTED, "tool_choice",
-                          "tool_choice required or named is not supported by this version; \"auto\" and \"none\" are");
-    }
-    if (choice && strcmp(word, "auto") != 0 && strcmp(word, "none") != 0)
-        return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be \"auto\", \"none\", \"required\" or a function");
-    if (json_array_size(list) == 0 || (choice && strcmp(word, "none") == 0)) return MB_OK;
-    return field_text(&r->tools, list, &r->gen.tools_json, err);
+    MB_TRY(field_bool(body, "parallel_tool_calls", &parallel, err));
+    MB_TRY(tool_choice(r, field_get(body, "tool_choice"), err));
+    if (!parallel) r->gen.parallel_tools = GIVEN_FALSE;
+    return json_array_size(list) ? field_text(&r->tools, list, &r->gen.tools_json, err) : MB_OK;
+}
+
+/* thinking_budget, or vLLM's name for it: reasoning tokens after which the thought is closed. */
+static mb_status thinking_budget(struct api_request *r, const json_t *body, mb_error *err)
+{
+    int64_t n = 0;
+    MB_TRY(field_int(body, "thinking_token_budget", 1, INT32_MAX, &n, err));
+    MB_TRY(field_int(body, "thinking_budget", 1, INT32_MAX, &n, err));
+    r->gen.thinking_budget = (int32_t)n;
+    return MB_OK;
 }
 
 static mb_status continuing(struct api_request *r, const json_t *body, const json_t *list, mb_error *err)
@@ -172,6 +196,7 @@ static mb_status compile(struct api_request *r, json_t *body, mb_error *err)
     MB_TRY(tools(r, body, err));
     MB_TRY(common_effort(r, field_get(body, "reasoning_effort"), "reasoning_effort", err));
     MB_TRY(common_template_kwargs(r, body, err));
+    MB_TRY(thinking_budget(r, body, err));
     return continuing(r, body, json_object_get(body, "messages"), err);
 }
 

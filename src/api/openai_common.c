@@ -226,12 +226,6 @@ static mb_status streaming(struct api_request *r, const json_t *body, mb_error *
     return field_bool(o, "include_usage", &r->include_usage, err);
 }
 
-/* --- what this version cannot do --- */
-static mb_status refuse(const char *name, const char *why, mb_error *err)
-{
-    return mb_fail_at(err, MB_UNSUPPORTED, name, "%s is not supported by this version%s", name, why);
-}
-
 static mb_status adapters(struct api_request *r, const json_t *body, mb_error *err)
 {
     static const char *const names[] = { "adapters", "adapter" }; /* Q52: the first is another spelling */
@@ -244,25 +238,6 @@ static mb_status adapters(struct api_request *r, const json_t *body, mb_error *e
         r->gen.adapter = json_string_value(v); /* names are looked up when the generation starts */
     }
     return MB_OK;
-}
-
-mb_status common_format(struct api_request *r, const json_t *format, const char *name, mb_error *err)
-{
-    (void)r;
-    if (!format || json_is_null(format)) return MB_OK;
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (!type) return mb_fail_at(err, MB_INVALID, name, "%s must be an object with a type", name);
-    if (strcmp(type, "text") == 0) return MB_OK;
-    return refuse(name, ": only {\"type\": \"text\"} is", err);
-}
-
-mb_status common_constraints(struct api_request *r, const json_t *body, mb_error *err)
-{
-    static const char *const names[] = { "guided_grammar", "guided_regex", "guided_choice", "guided_json",
-                                         "structured_outputs" };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (field_get(body, names[i])) return refuse(names[i], ": it cannot enforce a constraint yet", err);
-    return common_format(r, field_get(body, "response_format"), "response_format", err);
 }
 
 /* --- thinking: an explicit enable_thinking, else the effort (API-132) --- */

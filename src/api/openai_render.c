@@ -1,7 +1,7 @@
 /* openai_render.c: gen_events -> chat.completion / text_completion, as JSON or as SSE chunks. One writer for both
  * dialects and both modes, so that a stream's pieces join to the JSON answer (API-110).
  *
- * A stream: role delta, content and reasoning deltas, one chunk per choice with finish_reason; the last of these holds
+ * A stream: role delta, content and reasoning deltas, one delta a tool call (API-108, Q22), one chunk per choice with finish_reason; the last of these holds
  * usage (API-105); with include_usage one more chunk without choices (Q11); "[DONE]". Stream chunks carry no logprobs
  * (API-109). */
 #include <stdio.h>
@@ -11,7 +11,8 @@
 #include "base/clock.h"
 
 struct choice {
-    struct buf content, reasoning, logprobs;
+    struct buf content, reasoning, logprobs, calls;
+    int32_t n_calls;
     enum gen_finish finish;
     bool ended;
 };
@@ -71,6 +72,7 @@ static void render_close(void *ctx)
         buf_free(&w->choices[i].content);
         buf_free(&w->choices[i].reasoning);
         buf_free(&w->choices[i].logprobs);
+        buf_free(&w->choices[i].calls);
     }
     mb_free(w->choices);
     buf_free(&w->head);
@@ -168,6 +170,32 @@ static void chunk_text(struct openai_render *w, const struct gen_event *ev, stru
     buf_append_str(out, "}, \"finish_reason\": null}]}\n\n");
 }
 
+/* {"id", "type", "function": {"name", "arguments"}}; the arguments are a text (API-095). */
+static void put_call(const struct gen_event *ev, struct buf *out)
+{
+    buf_append_str(out, "\"id\": ");
+    json_write_string(out, ev->u.tool.id.ptr, ev->u.tool.id.len);
+    buf_append_str(out, ", \"type\": \"function\", \"function\": {\"name\": ");
+    json_write_string(out, ev->u.tool.name.ptr, ev->u.tool.name.len);
+    buf_append_str(out, ", \"arguments\": ");
+    json_write_string(out, ev->u.tool.arguments.ptr, ev->u.tool.arguments.len);
+    buf_append_str(out, "}}");
+}
+
+static void on_call(struct openai_render *w, struct choice *c, const struct gen_event *ev, struct buf *out)
+{
+    if (w->stream) {
+        chunk_begin(w, ev->i_choice, out);
+        buf_printf(out, "\"delta\": {\"tool_calls\": [{\"index\": %d, ", (int)c->n_calls);
+        put_call(ev, out);
+        buf_append_str(out, "]}, \"finish_reason\": null}]}\n\n");
+    } else {
+        buf_append_str(&c->calls, c->n_calls ? ", {" : "{");
+        put_call(ev, &c->calls);
+    }
+    c->n_calls++;
+}
+
 static void chunk_end(struct openai_render *w, const struct gen_event *ev, struct buf *out)
 {
     chunk_begin(w, ev->i_choice, out);
@@ -228,6 +256,9 @@ static mb_status render_event(void *ctx, const struct gen_event *ev, struct buf 
         else buf_append(ev->u.text.channel == GEN_REASONING ? &c->reasoning : &c->content, ev->u.text.text.ptr,
                         ev->u.text.text.len);
         break;
+    case GEN_EV_TOOL:
+        on_call(w, c, ev, out);
+        break;
     case GEN_EV_TOKEN:
         if (w->want_logprobs) add_logprob(w, c, &ev->u.token);
         break;
@@ -247,6 +278,7 @@ static mb_status render_event(void *ctx, const struct gen_event *ev, struct buf 
     MB_TRY(buf_status(&c->content, "answer", err));
     MB_TRY(buf_status(&c->reasoning, "answer", err));
     MB_TRY(buf_status(&c->logprobs, "answer", err));
+    MB_TRY(buf_status(&c->calls, "answer", err));
     return buf_status(out, "answer", err);
 }
 
@@ -263,6 +295,11 @@ static void put_choice(struct openai_render *w, int32_t i, struct buf *out)
             put_str(out, &c->reasoning);
             buf_append_str(out, ", \"reasoning\": ");
             put_str(out, &c->reasoning);
+        }
+        if (c->n_calls) {
+            buf_append_str(out, ", \"tool_calls\": [");
+            buf_append(out, c->calls.data, c->calls.len);
+            buf_append_str(out, "]");
         }
         buf_append_str(out, "}");
     } else {

@@ -5,6 +5,7 @@
  *   tool_choice required or named          the calls
  *   a constraint, no tools                 the constraint as it is
  *   a constraint and tools to choose from  either of the two
+ *   strict tools to choose from            a second grammar, of one call, from its opening sign on (limit.c)
  *
  * A constraint that is wrong is an error. One that cannot be enforced is one under `strict`; else what can be is, and the
  * prompt and the warning name the rest. */
@@ -19,6 +20,7 @@
 void constrain_free(struct constraint_plan *p)
 {
     grammar_unref(p->grammar);
+    grammar_unref(p->call);
     buf_free(&p->note);
     buf_free(&p->warning);
     memset(p, 0, sizeof *p);
@@ -106,8 +108,9 @@ static mb_status write_source(const struct gen_engine *g, const struct gen_reque
     struct tool_grammar_options o = { .only = r->tool_choice == TOOLS_NAMED ? r->tool_name : NULL,
                                       .parallel = r->parallel_tools != GIVEN_FALSE, .has_token = renderer_has_token,
                                       .ctx = g->text };
-    buf_append_str(b, "root ::= calls");
-    if (!is_forced(r)) {
+    bool one = !is_forced(r) && r->constraint.kind == CONSTRAINT_NONE;
+    buf_append_str(b, one ? "root ::= call" : "root ::= calls");
+    if (!is_forced(r) && !one) {
         buf_append_str(b, " | ");
         MB_TRY(write_answer(b, &r->constraint, err));
     }
@@ -241,6 +244,23 @@ static mb_status make_grammar(struct gen_engine *g, const struct gen_request *r,
     return st;
 }
 
+/* Calls that the model chooses to make follow their schemas when a tool says strict. */
+static mb_status make_call_grammar(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+                                   struct constraint_plan *p, mb_error *err)
+{
+    mb_error why = { 0 };
+    bool strict = false;
+    for (size_t i = 0; i < tools->n; i++) strict = strict || tools->tools[i].strict;
+    if (!strict) return MB_OK;
+    mb_status st = combine(g, r, tools, &p->call, &why);
+    if (st == MB_UNSUPPORTED || st == MB_TOO_LARGE) {
+        warn(p, "strict tools not enforced: ", why.text);
+        return MB_OK;
+    }
+    if (st != MB_OK && err) *err = why;
+    return st;
+}
+
 mb_status constrain_plan(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
                          struct constraint_plan *out, mb_error *err)
 {
@@ -253,6 +273,7 @@ mb_status constrain_plan(struct gen_engine *g, const struct gen_request *r, cons
     }
     if (!is_forced(r) && r->constraint.kind == CONSTRAINT_NONE) {
         st = g->opt.no_grammar ? MB_OK : check_strict_tools(g, tools, err);
+        if (st == MB_OK && !g->opt.no_grammar) st = make_call_grammar(g, r, tools, out, err);
     } else if (g->opt.no_grammar) {
         degrade(out, r, "grammars are switched off (MLX_BUN_GRAMMAR=0)");
         st = MB_OK;

@@ -62,6 +62,8 @@ struct gen_engine {
 /* What keeps the draws of a choice inside a grammar and a thinking budget (limit.c); engine thread only. */
 struct choice_limit {
     struct grammar_state *state;       /* NULL: free. Stands where the answer does, thoughts apart */
+    struct grammar_state *call;        /* inside a call of strict tools; NULL outside */
+    bool call_lost;                    /* this call began in a form that the grammar does not have */
     uint32_t *mask;                    /* [n_mask words] of the next draw; arena */
     bool may_open;                     /* the first draw may open a thought */
     bool fresh;                        /* a thought has just closed: one line break may follow, which is no answer */
@@ -90,6 +92,7 @@ struct gen_choice {
 /* What a request's constraint and tool choice come to (constrain.c). */
 struct constraint_plan {
     struct grammar *grammar;           /* a reference; NULL: nothing is enforced */
+    struct grammar *call;              /* a reference; of one call, for strict tools that may be called; NULL */
     struct buf note;                   /* what the prompt is told instead; empty: nothing */
     struct buf warning;                /* why; empty: all is as asked */
 };

@@ -6,6 +6,7 @@
  * without a mask (the one that closes a thought may carry text behind the tag) is checked by its bytes. */
 #include <string.h>
 
+#include "base/json.h"
 #include "gen/gen_int.h"
 
 static size_t n_words(const struct gen_stream *s)
@@ -15,7 +16,27 @@ static size_t n_words(const struct gen_stream *s)
 
 bool limit_wanted(const struct gen_stream *s)
 {
-    return s->plan.grammar || s->req.thinking_budget > 0;
+    return s->plan.grammar || s->plan.call || s->req.thinking_budget > 0;
+}
+
+/* A message that is continued is the beginning of the answer: the grammar stands behind it. */
+static mb_status accept_beginning(struct gen_choice *c, mb_error *err)
+{
+    const struct gen_request *r = &c->s->req;
+    json_t *messages = NULL;
+    mb_error why = { 0 };
+    if (r->continue_final != GIVEN_TRUE || r->input != GEN_MESSAGES) return MB_OK;
+    MB_TRY(json_read(&messages, r->messages_json, strlen(r->messages_json), 0, err));
+    const json_t *text = json_object_get(json_array_get(messages, json_array_size(messages) - 1), "content");
+    mb_status st = MB_OK;
+    if (json_is_text(text) && json_string_length(text))
+        st = grammar_state_accept_bytes(c->limit.state, json_string_value(text), json_string_length(text), &why);
+    json_decref(messages);
+    if (st == MB_INVALID)
+        return mb_fail_at(err, MB_INVALID, "continue_final_message",
+                          "the message to be continued is not the beginning of an answer that the constraint allows");
+    if (st != MB_OK && err) *err = why;
+    return st;
 }
 
 mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, mb_error *err)
@@ -25,12 +46,15 @@ mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, 
     c->limit.mask = arena_alloc_array(&s->arena, n_words(s), sizeof *c->limit.mask);
     if (!c->limit.mask) return mb_fail(err, MB_NO_MEMORY, "no memory for a token mask");
     c->limit.may_open = may_open && !opens_reasoning;
-    return s->plan.grammar ? grammar_state_open(&c->limit.state, s->plan.grammar, err) : MB_OK;
+    if (!s->plan.grammar) return MB_OK;
+    MB_TRY(grammar_state_open(&c->limit.state, s->plan.grammar, err));
+    return accept_beginning(c, err);
 }
 
 void limit_free(struct gen_choice *c)
 {
     grammar_state_close(c->limit.state);
+    grammar_state_close(c->limit.call);
 }
 
 static void allow(struct gen_choice *c, int32_t id)
@@ -63,9 +87,11 @@ const uint32_t *limit_next_mask(void *ctx, int32_t i_choice)
         allow(c, s->g->close_ids[l->n_forced % s->g->n_close_ids]);
         return l->mask;
     }
-    if (c->split.inside || !l->state) return NULL;
-    if (grammar_state_mask(l->state, l->mask, engine_info(s->g->engine)->n_vocab, &l->err) != MB_OK)
+    struct grammar_state *state = l->state ? l->state : l->call;
+    if (c->split.inside || !state) return NULL;
+    if (grammar_state_mask(state, l->mask, engine_info(s->g->engine)->n_vocab, &l->err) != MB_OK)
         memset(l->mask, 0, bytes); /* nothing can be drawn; on_token and on_end tell l->err */
+    if (!l->state) return l->mask;
     if (l->may_open) allow(c, s->g->text->open_id);
     for (int32_t i = 0; l->fresh && i < s->g->n_break_ids; i++) allow(c, s->g->break_ids[i]);
     return l->mask;
@@ -84,11 +110,46 @@ void limit_content(struct gen_choice *c, const char *text, size_t len)
     if (l->state && l->spilled && !l->err.code) grammar_state_accept_bytes(l->state, text, len, &l->err);
 }
 
+/* A call of a strict tool has begun: its grammar takes over behind what is written already. The model may write its calls in
+ * a form that the grammar does not have; then this one is left alone. */
+static void call_begin(struct gen_choice *c, const char *sign, struct str since)
+{
+    struct choice_limit *l = &c->limit;
+    const struct tokenizer *t = c->s->g->text->tok;
+    int32_t id = tokenizer_id(t, sign, strlen(sign));
+    mb_error no = { 0 };
+    if (grammar_state_open(&l->call, c->s->plan.call, &l->err) != MB_OK) return;
+    mb_status st = id >= 0 && tokenizer_is_added(t, id) ? grammar_state_accept(l->call, id, &no)
+                                                        : grammar_state_accept_bytes(l->call, sign, strlen(sign), &no);
+    if (st == MB_OK && since.len) st = grammar_state_accept_bytes(l->call, since.ptr, since.len, &no);
+    if (st == MB_OK) return;
+    grammar_state_close(l->call);
+    l->call = NULL;
+    l->call_lost = true;
+}
+
+static void follow_call(struct gen_choice *c, int32_t id)
+{
+    struct choice_limit *l = &c->limit;
+    const char *sign;
+    struct str since;
+    if (!tool_scan_block(&c->tools, &sign, &since)) {
+        grammar_state_close(l->call);
+        l->call = NULL;
+        l->call_lost = false;
+    } else if (l->call) {
+        if (!l->err.code) grammar_state_accept(l->call, id, &l->err);
+    } else if (!l->call_lost) {
+        call_begin(c, sign, since);
+    }
+}
+
 void limit_after(struct gen_choice *c, int32_t id)
 {
     struct choice_limit *l = &c->limit;
     const struct gen_stream *s = c->s;
     bool was_fresh = l->fresh;
+    if (!l->state && c->s->plan.call) follow_call(c, id);
     if (!l->state) return;
     l->fresh = false;
     if (l->spilled) {

@@ -3,6 +3,7 @@
  *
  * A failure before the first event is a plain error reply with its status; after the stream opened it is a terminal
  * error event (API-038). A stream opens with its first event, or with the first keep-alive line while it waits. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -115,6 +116,22 @@ static void finish(struct http_exchange *x, struct buf *b)
     }
 }
 
+/* A Warning header (Q26), when nothing has been sent yet. Bytes that a header cannot hold are replaced. */
+static void warn(struct http_exchange *x, const char *text)
+{
+    char out[sizeof x->warning];
+    size_t n = (size_t)snprintf(out, sizeof out, "199 - \"");
+    for (; *text && n + 3 < sizeof out; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\') out[n++] = '\\';
+        out[n++] = c < 0x20 || c > 0x7E ? '?' : (char)c;
+    }
+    snprintf(out + n, sizeof out - n, "\"");
+    pthread_mutex_lock(&x->lock);
+    if (!x->stream_open && !x->reply_ready) memcpy(x->warning, out, sizeof out);
+    pthread_mutex_unlock(&x->lock);
+}
+
 /* One event; false: this exchange is finished. */
 static bool take(struct http_exchange *x, const struct gen_event *ev, struct buf *b)
 {
@@ -127,6 +144,10 @@ static bool take(struct http_exchange *x, const struct gen_event *ev, struct buf
         send(x, b, false);
         fail(x, &err, b);
         return false;
+    }
+    if (ev->type == GEN_EV_WARNING) {
+        warn(x, ev->u.warning.text);
+        return true;
     }
     if (ev->type == GEN_EV_PROGRESS) {
         x->n_done = ev->u.progress.n_done;

@@ -238,6 +238,7 @@ static void add_headers(struct http_exchange *x, struct MHD_Response *r)
     add(r, "Content-Type", x->content_type);
     add(r, "x-request-id", x->request_id);
     if (x->extra_name[0]) add(r, x->extra_name, x->extra_value);
+    if (x->warning[0]) add(r, "Warning", x->warning);
     if (x->stream_open) add(r, "Cache-Control", "no-cache"), add(r, "X-Accel-Buffering", "no");
     add(r, "Vary", "Origin");
     if (!cors) return;

@@ -77,6 +77,7 @@ struct http_exchange {
     int status;
     const char *content_type;      /* static */
     char extra_name[32], extra_value[160]; /* one more header: Allow, Retry-After ... */
+    char warning[768];             /* value of a Warning header; "" = none */
     bool preflight;                /* the answer to an OPTIONS with Access-Control-Request-Method */
     char *preflight_headers;       /* owned: Access-Control-Request-Headers */
     struct buf reply;

@@ -93,7 +93,7 @@ def test_api017_models(server):
 
 
 @pytest.mark.parametrize("bad", [{"max_tokens": 0}, {"temperature": -1}, {"stop": [""]}, {"logit_bias": {"x1": 1}},
-                                 {"response_format": {"type": "json_object"}}])
+                                 {"response_format": {"type": "xml"}}])
 def test_errors_are_bad_requests(server, bad):
     with pytest.raises(openai.BadRequestError) as e:
         chat(server.client(), **bad)

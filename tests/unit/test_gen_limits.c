@@ -115,6 +115,24 @@ static void test_constraint_after_thinking(void **state)
     rig_stop(&r);
 }
 
+/* A message that is continued is the answer's beginning */
+static void test_continuing_under_a_constraint(void **state)
+{
+    (void)state;
+    struct gen_rig r;
+    struct told t;
+    start(&r, BEGS);
+    struct gen_request q = constrained(CONSTRAINT_CHOICE, "[\"yes sir\",\"no\"]");
+    q.continue_final = GIVEN_TRUE;
+    q.messages_json = "[{\"role\":\"user\",\"content\":\"hello\"},{\"role\":\"assistant\",\"content\":\"yes s\"}]";
+    expect(&r, &q, "ir", GEN_FINISH_STOP);
+    q.messages_json = "[{\"role\":\"user\",\"content\":\"hello\"},{\"role\":\"assistant\",\"content\":\"well\"}]";
+    ask(&r, &q, &t);
+    assert_int_equal(t.status, MB_INVALID);
+    told_free(&t);
+    rig_stop(&r);
+}
+
 /* A language with no end token to draw ends the answer itself */
 static void test_end_without_end_tokens(void **state)
 {
@@ -322,6 +340,20 @@ static void test_strict_tools(void **state)
     assert_int_equal(n_of(t.all.data, "hello"), 1);
     told_free(&t);
     rig_stop(&r);
+    /* text is free, a call that it begins is not: the model goes for another member and a wrong type */
+    q.tools_json = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":" OBJECT "}}]";
+    start(&r, (const char *[]){ "hello ", "<tool_call>", "\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"b\": tru", "5, \"c\": 1}}", "</tool_call>", NULL });
+    q.max_tokens = 200;
+    ask(&r, &q, &t);
+    if (t.status) fail_msg("%s", t.error);
+    assert_memory_equal(t.all.data, "hello|f {\"a\":\"x\",\"b\":true}", 26);
+    assert_int_equal(t.finish, GEN_FINISH_TOOL_CALLS);
+    told_free(&t);
+    q.tools_json = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":" OBJECT "}}]";
+    ask(&r, &q, &t); /* not strict: as the model writes it */
+    assert_non_null(strstr(t.all.data, "tru5"));
+    told_free(&t);
+    rig_stop(&r);
 }
 
 /* B-059: an agent's tools, twice; the second time the grammar is there */
@@ -364,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_each_kind_is_enforced),
         cmocka_unit_test(test_allowed_text_is_left_alone),
         cmocka_unit_test(test_constraint_after_thinking),
+        cmocka_unit_test(test_continuing_under_a_constraint),
         cmocka_unit_test(test_end_without_end_tokens),
         cmocka_unit_test(test_b055_required_and_named),
         cmocka_unit_test(test_constraint_or_call),

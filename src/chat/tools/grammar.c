@@ -170,6 +170,21 @@ static void gemma_value(struct writer *w, const struct tool *t, const json_t *sc
     json_decref(list);
 }
 
+/* Numbers, truth values and None, as many kinds as are allowed. */
+static void python_plain(struct writer *w, const struct tool *t, const json_t *schema, unsigned types)
+{
+    const char *between = " (";
+    if (types & (TYPE_INTEGER | TYPE_NUMBER)) {
+        buf_append_str(w->out, " (");
+        if (types & (TYPE_BOOLEAN | TYPE_NULL)) buf_append_str(w->out, "tool-number");
+        else json_item(w, schema, t->parameters, false);
+        between = " | ";
+    }
+    if (types & TYPE_BOOLEAN) buf_printf(w->out, "%s\"True\" | \"False\"", between), between = " | ";
+    if (types & TYPE_NULL) buf_printf(w->out, "%s\"None\"", between);
+    buf_append_str(w->out, " )");
+}
+
 static void python_value(struct writer *w, const struct tool *t, const json_t *schema)
 {
     unsigned types = argument_types(schema, t->parameters);
@@ -177,9 +192,10 @@ static void python_value(struct writer *w, const struct tool *t, const json_t *s
     w->used_python = true;
     if (list) choices(w, list, "\"");
     else if (types == TYPE_STRING) buf_append_str(w->out, " tool-python-string");
-    else if (types == TYPE_BOOLEAN) buf_append_str(w->out, " (\"True\" | \"False\")");
-    else if (types & ~(unsigned)(TYPE_INTEGER | TYPE_NUMBER)) buf_append_str(w->out, types == TYPE_ARRAY ? " tool-python-list" : types == TYPE_OBJECT ? " tool-python-dict" : " tool-python");
-    else json_item(w, schema, t->parameters, false);
+    else if (types == TYPE_ARRAY) buf_append_str(w->out, " tool-python-list");
+    else if (types == TYPE_OBJECT) buf_append_str(w->out, " tool-python-dict");
+    else if (types & (TYPE_STRING | TYPE_ARRAY | TYPE_OBJECT)) buf_append_str(w->out, " tool-python");
+    else python_plain(w, t, schema, types);
     json_decref(list);
 }
 
@@ -285,10 +301,12 @@ static void tool_rule(struct writer *w, const struct tool *t, size_t i)
 /* --- values of the two languages --- */
 static void value_rules(struct writer *w)
 {
+    if (w->used_gemma || w->used_python) /* digits as far as a double tells them apart */
+        buf_append_str(w->out, "tool-number ::= \"-\"? (\"0\" | [1-9] [0-9]{0,14}) (\".\" [0-9]{1,15})?\n");
     if (w->used_gemma)
         buf_append_str(w->out,
             "tool-gemma-string ::= %token \"<|\\\"|>\" .* %token \"<|\\\"|>\"\n"
-            "tool-gemma-plain ::= %json {\"type\":[\"number\",\"boolean\",\"null\"]}\n"
+            "tool-gemma-plain ::= tool-number | %json {\"type\":[\"boolean\",\"null\"]}\n"
             "tool-gemma-key ::= [A-Za-z0-9_.-]+ \":\" tool-gemma\n"
             "tool-gemma-object ::= \"{\" (tool-gemma-key (\",\" tool-gemma-key)*)? \"}\"\n"
             "tool-gemma-list ::= \"[\" (tool-gemma (\",\" tool-gemma)*)? \"]\"\n"
@@ -296,7 +314,7 @@ static void value_rules(struct writer *w)
     if (w->used_python)
         buf_append_str(w->out,
             "tool-python-string ::= \"\\\"\" ([^\"\\\\\\n\\r] | \"\\\\\" [nrt\"\\\\])* \"\\\"\"\n"
-            "tool-python-plain ::= %json {\"type\":\"number\"} | \"True\" | \"False\" | \"None\"\n"
+            "tool-python-plain ::= tool-number | \"True\" | \"False\" | \"None\"\n"
             "tool-python-pair ::= tool-python-string \": \" tool-python\n"
             "tool-python-dict ::= \"{\" (tool-python-pair (\", \" tool-python-pair)*)? \"}\"\n"
             "tool-python-list ::= \"[\" (tool-python (\", \" tool-python)*)? \"]\"\n"
@@ -330,11 +348,11 @@ static void call_rules(struct writer *w)
     default:
         break;
     }
-    bool lines = w->f->style == STYLE_HERMES || w->f->style == STYLE_QWEN_XML;
+    bool hermes = w->f->style == STYLE_HERMES, lines = hermes || w->f->style == STYLE_QWEN_XML;
     buf_append_str(w->out, "call ::=");
-    if (!m->open_is_body) sign(w, w->f->style == STYLE_HERMES ? "<tool_call>" : m->open);
+    if (hermes || !m->open_is_body) sign(w, hermes ? "<tool_call>" : m->open);
     buf_append_str(w->out, lines ? " \"\\n\" tool-any \"\\n\"" : " tool-any");
-    if (!m->open_is_body || w->f->style == STYLE_HERMES) sign(w, w->f->style == STYLE_HERMES ? "</tool_call>" : m->close);
+    if (hermes || !m->open_is_body) sign(w, hermes ? "</tool_call>" : m->close);
     buf_append_char(w->out, '\n');
     bool same_line = w->f->style == STYLE_GEMMA;
     if (w->o->parallel) buf_append_str(w->out, same_line ? "calls ::= call+\n" : "calls ::= call (\"\\n\" call)*\n");

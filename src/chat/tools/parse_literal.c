@@ -149,7 +149,7 @@ static enum tool_parse list(struct reader *r, char close, json_t *into)
 }
 
 /* A key up to `sep`: quoted, or bare characters. */
-static enum tool_parse key(struct reader *r, char sep, char *name, size_t cap)
+static enum tool_parse key(struct reader *r, char sep, struct buf *name)
 {
     json_t *v = NULL;
     enum tool_parse p = PARSE_OK;
@@ -166,8 +166,10 @@ static enum tool_parse key(struct reader *r, char sep, char *name, size_t cap)
         while (r->i < r->s.len && r->s.ptr[r->i] != sep && !strchr("{}[](),\n", r->s.ptr[r->i])) r->i++;
         k = str_trim(str_sub(r->s, from, r->i));
     }
-    bool fits = k.len > 0 && k.len < cap && !memchr(k.ptr, '\0', k.len);
-    if (fits) memcpy(name, k.ptr, k.len), name[k.len] = '\0';
+    bool fits = k.len > 0 && !memchr(k.ptr, '\0', k.len);
+    buf_clear(name);
+    buf_append(name, k.ptr, k.len);
+    fits = fits && !name->failed;
     json_decref(v);
     space(r);
     if (r->i == r->s.len) return PARSE_MORE;
@@ -177,15 +179,17 @@ static enum tool_parse key(struct reader *r, char sep, char *name, size_t cap)
 static enum tool_parse members(struct reader *r, char sep, char close, json_t *into)
 {
     bool done = false;
-    char name[256];
+    struct buf name;
+    buf_init(&name, 0);
     enum tool_parse p = begin(r, close, &done);
     while (p == PARSE_OK && !done) {
         json_t *v = NULL;
-        p = key(r, sep, name, sizeof name);
+        p = key(r, sep, &name);
         if (p == PARSE_OK) p = value(r, &v);
-        if (p == PARSE_OK && json_object_set_new(into, name, v) != 0) p = PARSE_BAD;
+        if (p == PARSE_OK && json_object_setn_new(into, name.data, name.len, v) != 0) p = PARSE_BAD;
         if (p == PARSE_OK) p = item_end(r, close, &done);
     }
+    buf_free(&name);
     return p;
 }
 

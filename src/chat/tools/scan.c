@@ -222,6 +222,15 @@ void tool_scan_text(struct tool_scan *s, const char *text, size_t len)
     flush(s);
 }
 
+bool tool_scan_block(const struct tool_scan *s, const char **sign, struct str *since)
+{
+    if (s->i_markup < 0 || s->family->markups[s->i_markup]->at_start) return false;
+    *sign = s->family->markups[s->i_markup]->open;
+    size_t from = s->i_block + strlen(*sign);
+    *since = (struct str){ s->held.data + from, s->held.len - from };
+    return true;
+}
+
 static bool emit_partial(struct tool_scan *s)
 {
     const struct tool_markup *m = s->family->markups[s->i_markup];

@@ -77,6 +77,8 @@ void tool_scan_free(struct tool_scan *s);
 void tool_scan_text(struct tool_scan *s, const char *text, size_t len);
 /* The end (or a thought cuts in: more may come). cut: by a token limit, else the model ended by itself. */
 void tool_scan_finish(struct tool_scan *s, bool cut);
+/* Is the text inside a block that its sign alone makes one? The sign, and what has come since (until the next call). */
+bool tool_scan_block(const struct tool_scan *s, const char **sign, struct str *since);
 /* MB_OK, or MB_NO_MEMORY when something was lost for lack of memory. */
 mb_status tool_scan_status(const struct tool_scan *s);
 
