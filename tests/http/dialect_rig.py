@@ -17,9 +17,9 @@ TEMPLATE = ("{% if tools %}{{ 'tools: ' + tools | tojson + '\n' }}{% endif %}"
             "{% elif enable_thinking is defined and not enable_thinking %}{{ '#' }}{% else %}{{ '\n' }}{% endif %}{% endif %}")
 
 
-def speaker(to, scripts):
+def speaker(to, scripts, template=TEMPLATE, n_context=4096):
     """A checkpoint that says scripts[token] (a list of pieces, each a token of its own) after a prompt that ends in that
-    token, then <|im_end|>. Its template is TEMPLATE. A piece may occur once over all scripts."""
+    token, then <|im_end|>. A piece may occur once over all scripts."""
     n, rng, vocab = 64, random.Random(7), rig.vocabulary()
     pieces = [p for script in scripts.values() for p in script]
     assert len(set(pieces)) == len(pieces), "a piece occurs twice"
@@ -38,8 +38,8 @@ def speaker(to, scripts):
         tensors["model.embed_tokens.weight"][1:] = [[n_vocab, n], rig.bf16([x for row in code for x in row])]
         tensors["lm_head.weight"] = ["BF16", [n_vocab, n], rig.bf16([x for row in head for x in row])]
 
-    model = rig.copy_model(to, "llama-bf16", {"tie_word_embeddings": False, "vocab_size": n_vocab}, None,
-                           {"chat_template": TEMPLATE}, fill)
+    config = {"tie_word_embeddings": False, "vocab_size": n_vocab, "max_position_embeddings": n_context}
+    model = rig.copy_model(to, "llama-bf16", config, None, {"chat_template": template}, fill)
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     tokenizer["added_tokens"] += [{"id": i, "content": p, "single_word": False, "lstrip": False, "rstrip": False,
                                    "normalized": False, "special": False} for p, i in ids.items()]
