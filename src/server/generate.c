@@ -9,6 +9,23 @@
 #include "base/clock.h"
 #include "server/server_int.h"
 
+/* A Warning header (Q26), when nothing has been sent yet. Bytes that a header cannot hold are replaced. */
+static void warn(struct http_exchange *x, const char *text)
+{
+    pthread_mutex_lock(&x->lock);
+    size_t cap = sizeof x->warning, n = strlen(x->warning);
+    if (!x->stream_open && !x->reply_ready && n + 16 < cap) {
+        n += (size_t)snprintf(x->warning + n, cap - n, "%s199 - \"", n ? ", " : "");
+        for (; *text && n + 4 < cap; text++) {
+            unsigned char c = (unsigned char)*text;
+            if (c == '"' || c == '\\') x->warning[n++] = '\\';
+            x->warning[n++] = c < 0x20 || c > 0x7E ? '?' : (char)c;
+        }
+        snprintf(x->warning + n, cap - n, "\"");
+    }
+    pthread_mutex_unlock(&x->lock);
+}
+
 /* --- worker --- */
 void handle_generate(struct http_exchange *x)
 {
@@ -18,6 +35,7 @@ void handle_generate(struct http_exchange *x)
     x->trace.t_received_ns = clock_now_ns();
     mb_status st = api_request_open(&x->req, x->route->dialect, &s->api, x->body.data ? x->body.data : "", x->body.len,
                                     &err);
+    if (st == MB_OK && x->req->warning.len) warn(x, x->req->warning.data);
     if (st == MB_OK) st = api_render_open(&x->render, x->req, &err);
     if (st == MB_OK) {
         x->is_stream = x->req->stream;
@@ -114,22 +132,6 @@ static void finish(struct http_exchange *x, struct buf *b)
         http_reply(x, 200, "application/json", b);
         generate_drop(x);
     }
-}
-
-/* A Warning header (Q26), when nothing has been sent yet. Bytes that a header cannot hold are replaced. */
-static void warn(struct http_exchange *x, const char *text)
-{
-    char out[sizeof x->warning];
-    size_t n = (size_t)snprintf(out, sizeof out, "199 - \"");
-    for (; *text && n + 3 < sizeof out; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\') out[n++] = '\\';
-        out[n++] = c < 0x20 || c > 0x7E ? '?' : (char)c;
-    }
-    snprintf(out + n, sizeof out - n, "\"");
-    pthread_mutex_lock(&x->lock);
-    if (!x->stream_open && !x->reply_ready) memcpy(x->warning, out, sizeof out);
-    pthread_mutex_unlock(&x->lock);
 }
 
 /* One event; false: this exchange is finished. */

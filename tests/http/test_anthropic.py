@@ -268,6 +268,17 @@ def test_q34_forced_tool_choice(client, choice, thinking):
     assert m.content[-1].name == "pick" and m.content[-1].input == {"city": "Rome"} and m.stop_reason == "tool_use"
 
 
+@pytest.mark.parametrize("field", ["output_config", "output_format", "response_format"])
+def test_q27_structured_output(server, field):
+    """Q27 API-153: a schema is enforced, however the client spells it; a wrong one is refused."""
+    form = {"type": "json_schema", "schema": PICK["input_schema"]}
+    body = {**ASK, "tools": [], "thinking": {"type": "disabled"}}
+    m = server.ok(MESSAGES, {**body, field: {"format": form} if field == "output_config" else form})
+    assert json.loads(m["content"][0]["text"]) == {"city": "Rome"} and m["stop_reason"] == "end_turn"
+    bad = {"type": "json_schema", "schema": {"type": "nothing"}}
+    assert server.post(MESSAGES, {**body, field: {"format": bad} if field == "output_config" else bad}).status_code == 400
+
+
 def test_thinking_budget(client):
     """budget_tokens closes the thought; the answer follows."""
     m = client.messages.create(**{**ASK, "tools": [], "thinking": {"type": "enabled", "budget_tokens": 2}})

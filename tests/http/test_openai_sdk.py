@@ -102,7 +102,7 @@ def test_errors_are_bad_requests(server, bad):
 
 def test_not_found(server):
     with pytest.raises(openai.NotFoundError):
-        server.client().embeddings.create(model="x", input="a")
+        server.client().responses.retrieve("resp_none")
 
 
 def test_b031_same_answer_under_load(server):

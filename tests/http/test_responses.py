@@ -1,7 +1,7 @@
 """spec/api.md sections 16 and 17 with the official `openai` client: items, events, tools, the store. The model says what
 dialect_rig.weather_model wrote down."""
 import json
-from typing import get_args
+from typing import Literal, get_args
 
 import openai
 import pydantic
@@ -190,6 +190,8 @@ def test_b085_tools(server):
     """B-085 API-240: built-in types are left out, functions of namespaces are not lost and come back with both names."""
     n = n_prompt(server, tools=[TOOL])
     assert n_prompt(server, tools=[{"type": "web_search"}, TOOL, {"type": "local_shell"}]) == n > n_prompt(server, tools=[{"type": "web_search"}])
+    left_out = server.post(RESPONSES, {"input": "x", "max_output_tokens": 1, "tools": [{"type": "web_search"}, TOOL]})
+    assert "web_search" in left_out.headers["warning"]
     space = {"type": "namespace", "name": "mcp__maps", "description": "d", "tools": [{"type": "function", "name": "find"}, {"type": "custom", "name": "x"}]}
     flat = {"type": "function", "name": "mcp__maps__find"}
     assert n_prompt(server, tools=[TOOL, space]) == n_prompt(server, tools=[TOOL, flat])
@@ -230,6 +232,17 @@ def test_q20_forced_tool_choice(server, choice):
     r = respond(server, tools=[{"type": "function", "name": "pick", "parameters": schema}], tool_choice=choice, max_output_tokens=300,
                 parallel_tool_calls=False, reasoning={"effort": "none"})
     assert [(i["type"], i["name"], json.loads(i["arguments"])) for i in r["output"]] == [("function_call", "pick", {"city": "Rome"})]
+
+
+def test_q27_text_format(client):
+    """Q27 API-153: text.format is enforced, behind the thought; the client's typed helper reads it."""
+    class City(pydantic.BaseModel):
+        city: Literal["Rome"]
+        ok: bool
+    r = client.responses.parse(model="x", input=ASK, text_format=City)
+    assert r.output[0].type == "reasoning" and r.output_parsed.city == "Rome"
+    r = client.responses.create(model="x", input=ASK, text={"format": {"type": "json_object"}}, extra_body=QUIET, max_output_tokens=200)
+    assert r.output_text.lstrip().startswith("{")
 
 
 def test_parallel_tool_calls(server):
