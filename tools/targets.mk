@@ -143,3 +143,7 @@ install: build ## copy program, library, headers and mlxbun.pc below $(DESTDIR)$
 	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: mlxbun' \
 	    'Description: Local language models from MLX checkpoints' 'Version: $(VERSION)' \
 	    'Libs: -L$${libdir} -lmlxbun' 'Cflags: -I$${includedir}' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/mlxbun.pc
+
+.PHONY: clients
+clients: all ## real SDKs and agents (npm, PyPI) against the server: a tool round trip and a second turn from the prefix cache each
+	@MLX_BUN=$(CURDIR)/$(BUILD)/mlx-bun tools/clients $(if $(RESULTS),--results $(RESULTS)) $(ARGS)
