@@ -1,5 +1,6 @@
 /* mlxbun.c: the public C API over the waist (gen/gen.h). Thin: each call checks its arguments, fills a plain struct of the
- * inside, and hands results over. An mb_engine is a gen_engine and what was decided at load; an mb_gen is a gen_stream.
+ * inside, and hands results over. An mb_engine is a gen_engine and what was decided at load. mlxbun_generate.c has requests and
+ * events, mlxbun_tools.c what the command line needs besides.
  */
 #include <stdio.h>
 #include <string.h>
@@ -15,19 +16,6 @@
 
 #define DEFAULT_BATCH 8
 #define DEFAULT_PROMPT_CACHE ((uint64_t)8 << 30)
-
-struct mb_engine {
-    struct gen_engine *gen;
-    struct engine_loaded loaded;
-    int32_t *script; /* owned; test builds only */
-};
-
-struct mb_gen {
-    struct gen_stream *stream;
-    bool done;
-    char finish[16];
-    struct buf call; /* the last MB_EV_TOOL's object */
-};
 
 const char *mb_version(void) { return MB_VERSION; }
 const char *mb_status_name(mb_status s) { return error_row_get(s)->name; }
@@ -240,195 +228,6 @@ mb_status mb_engine_open_scripted(mb_engine **out, const char *model_dir, const 
 struct engine_client mb_engine_client(mb_engine *e) { return gen_engine_client(e->gen); }
 const struct engine_loaded *mb_engine_loaded(const mb_engine *e) { return &e->loaded; }
 
-static struct sampler_value given(bool has, double v)
-{
-    return (struct sampler_value){ .v = v, .given = has };
-}
-
-static mb_status null_error(const char *name, mb_error *err)
-{
-    return mb_fail_at(err, MB_INVALID, name, "%s is NULL", name);
-}
-
-/* The bounds that requests over HTTP have. */
-static mb_status check_sampling(struct sampler_values *v, mb_error *err)
-{
-    size_t n;
-    const struct sampler_row *rows = sampler_rows(&n);
-    for (size_t i = 0; i < n; i++) {
-        const struct sampler_value *x = sampler_value_at(v, &rows[i]);
-        if (x->given) MB_TRY(sampler_row_check(&rows[i], x->v, true, err));
-    }
-    return MB_OK;
-}
-
-static mb_status check_stops(const mb_request *r, mb_error *err)
-{
-    if (r->n_stops < 0 || (r->n_stops > 0 && !r->stops))
-        return mb_fail_at(err, MB_INVALID, "stops", "stops must list n_stops strings");
-    for (int32_t i = 0; i < r->n_stops; i++)
-        if (!r->stops[i] || !r->stops[i][0])
-            return mb_fail_at(err, MB_INVALID, "stops", "stops[%d] is NULL or empty", (int)i);
-    return MB_OK;
-}
-
-static mb_status to_gen_request(const mb_request *r, struct gen_request *out, mb_error *err)
-{
-    memset(out, 0, sizeof *out);
-    if (!r || r->size != sizeof *r)
-        return mb_fail_at(err, MB_INVALID, "size", "mb_request.size must be sizeof(mb_request) = %zu", sizeof *r);
-    int n_inputs = (r->messages_json != NULL) + (r->text != NULL) + (r->ids != NULL);
-    if (n_inputs != 1)
-        return mb_fail(err, MB_INVALID, "exactly one of messages_json, text and ids must be set, found %d", n_inputs);
-    out->input = r->messages_json ? GEN_MESSAGES : r->text ? GEN_TEXT : GEN_IDS;
-    out->messages_json = r->messages_json;
-    out->tools_json = r->tools_json;
-    out->template_kwargs_json = r->template_kwargs_json;
-    if (r->text) out->text = (struct str){ r->text, r->text_len ? r->text_len : strlen(r->text) };
-    out->ids = r->ids;
-    out->n_ids = r->n_ids;
-    out->max_tokens = r->max_tokens > 0 ? r->max_tokens : -1;
-    out->n_choices = r->n_choices > 0 ? r->n_choices : 1;
-    out->sampling.temperature = given(r->has_temperature, r->temperature);
-    out->sampling.top_p = given(r->has_top_p, r->top_p);
-    out->sampling.top_k = given(r->has_top_k, r->top_k);
-    out->sampling.min_p = given(r->has_min_p, r->min_p);
-    out->sampling.repetition_penalty = given(r->has_repetition_penalty, r->repetition_penalty);
-    MB_TRY(check_sampling(&out->sampling, err));
-    MB_TRY(check_stops(r, err));
-    out->sampling.seed = given(r->has_seed, (double)r->seed);
-    out->sampling.seed.exact = r->seed;
-    out->stops = r->stops;
-    out->n_stops = r->n_stops;
-    out->logprobs = true;
-    out->n_top_logprobs = r->n_top_logprobs;
-    out->ignore_eos = r->ignore_eos;
-    out->score = r->score;
-    out->raw_split = !r->messages_json;
-    return MB_OK;
-}
-
-mb_status mb_generate(mb_engine *e, const mb_request *r, mb_gen **out, mb_error *err)
-{
-    struct gen_request req;
-    if (!out) return null_error("out", err);
-    *out = NULL;
-    if (!e) return null_error("e", err);
-    MB_TRY(to_gen_request(r, &req, err));
-    mb_gen *g = mb_calloc(1, sizeof *g);
-    if (!g) return mb_fail(err, MB_NO_MEMORY, "out of memory");
-    struct engine_client c = gen_engine_client(e->gen);
-    mb_status st = c.start(c.ctx, &req, NULL, NULL, &g->stream, err);
-    if (st != MB_OK) {
-        mb_free(g);
-        return st;
-    }
-    *out = g;
-    return MB_OK;
-}
-
-/* {"id", "name", "arguments"}; one that was cut off has "partial" and its arguments as a text. */
-static void call_object(struct buf *b, const struct gen_event *ev)
-{
-    struct str a = ev->u.tool.arguments;
-    buf_clear(b);
-    buf_append_str(b, "{\"id\": ");
-    json_write_string(b, ev->u.tool.id.ptr, ev->u.tool.id.len);
-    buf_append_str(b, ", \"name\": ");
-    json_write_string(b, ev->u.tool.name.ptr, ev->u.tool.name.len);
-    buf_append_str(b, ", \"arguments\": ");
-    if (ev->u.tool.partial) json_write_string(b, a.ptr, a.len);
-    else buf_append(b, a.ptr, a.len);
-    buf_append_str(b, ev->u.tool.partial ? ", \"partial\": true}" : "}");
-}
-
-/* One inner event to a public one; false for those that have no public form. */
-static bool to_event(mb_gen *g, const struct gen_event *in, mb_event *out)
-{
-    static const char *const finish[] = { "stop", "length", "tool_calls", "cancelled" };
-    memset(out, 0, sizeof *out);
-    out->i_choice = in->i_choice;
-    switch (in->type) {
-    case GEN_EV_START:
-        out->type = MB_EV_START;
-        out->n_prompt = in->u.start.n_prompt;
-        out->n_cached = in->u.start.n_cached;
-        return true;
-    case GEN_EV_TEXT:
-        out->type = MB_EV_TEXT;
-        out->text = in->u.text.text.ptr;
-        out->text_len = in->u.text.text.len;
-        out->is_reasoning = in->u.text.channel == GEN_REASONING;
-        return true;
-    case GEN_EV_TOOL:
-        out->type = MB_EV_TOOL;
-        call_object(&g->call, in);
-        out->text = g->call.data;
-        out->text_len = g->call.len;
-        return true;
-    case GEN_EV_TOKEN:
-        out->type = MB_EV_TOKEN;
-        out->id = in->u.token.id;
-        out->logprob = in->u.token.logprob;
-        out->n_top = in->u.token.n_top;
-        out->top_id = in->u.token.top_id;
-        out->top_logprob = in->u.token.top_logprob;
-        return true;
-    case GEN_EV_SCORE:
-        out->type = MB_EV_SCORE;
-        out->index = in->u.score.index;
-        out->id = in->u.score.target;
-        out->logprob = in->u.score.target_logprob;
-        out->argmax = in->u.score.argmax;
-        out->argmax_logprob = in->u.score.argmax_logprob;
-        return true;
-    case GEN_EV_END:
-        out->type = MB_EV_END;
-        out->text = finish[in->u.end.finish];
-        out->text_len = strlen(out->text);
-        out->n_completion = in->u.end.n_completion;
-        return true;
-    case GEN_EV_DONE:
-        out->type = MB_EV_DONE;
-        return true;
-    default:
-        return false; /* progress */
-    }
-}
-
-mb_status mb_next(mb_gen *g, mb_event *out, mb_error *err)
-{
-    /* The top list points into the event, which must outlive this call. */
-    static _Thread_local struct gen_event ev;
-    if (!out) return null_error("out", err);
-    memset(out, 0, sizeof *out);
-    if (!g) return null_error("g", err);
-    if (g->done) return mb_fail(err, MB_NOT_FOUND, "the generation has ended");
-    do {
-        if (!gen_next(g->stream, -1, &ev)) return mb_fail(err, MB_INTERNAL, "no event");
-        if (ev.type == GEN_EV_ERROR) {
-            g->done = true;
-            return mb_fail_at(err, ev.u.error.status, ev.u.error.at, "%s", ev.u.error.text);
-        }
-    } while (!to_event(g, &ev, out));
-    MB_TRY(buf_status(&g->call, "tool call", err));
-    g->done = out->type == MB_EV_DONE;
-    return MB_OK;
-}
-
-void mb_gen_cancel(mb_gen *g)
-{
-    if (g) gen_cancel(g->stream);
-}
-
-void mb_gen_close(mb_gen *g)
-{
-    if (!g) return;
-    gen_close(g->stream);
-    buf_free(&g->call);
-    mb_free(g);
-}
-
 static mb_status copy_ids(const int32_t *ids, size_t n, int32_t **out, int32_t *n_out, mb_error *err)
 {
     *out = mb_alloc(n * sizeof **out);
@@ -443,10 +242,10 @@ mb_status mb_tokenize(mb_engine *e, const char *text, size_t len, bool special, 
     struct arena a;
     struct token_list list;
     struct encode_opts opt = { .add_special_tokens = special };
-    if (!ids || !n) return null_error(ids ? "n" : "ids", err);
+    if (!ids || !n) return mb_null_error(ids ? "n" : "ids", err);
     *ids = NULL;
     *n = 0;
-    if (!e || (!text && len > 0)) return null_error(e ? "text" : "e", err);
+    if (!e || (!text && len > 0)) return mb_null_error(e ? "text" : "e", err);
     arena_init(&a, 0);
     mb_status st = tokenizer_encode(gen_engine_tokenizer(e->gen), &a, text, len, &opt, &list, err);
     if (st == MB_OK) st = copy_ids(list.ids, list.n, ids, n, err);
@@ -458,10 +257,10 @@ mb_status mb_detokenize(mb_engine *e, const int32_t *ids, int32_t n, bool skip_s
                         mb_error *err)
 {
     struct buf b;
-    if (!text || !len) return null_error(text ? "len" : "text", err);
+    if (!text || !len) return mb_null_error(text ? "len" : "text", err);
     *text = NULL;
     *len = 0;
-    if (!e || (!ids && n > 0)) return null_error(e ? "ids" : "e", err);
+    if (!e || (!ids && n > 0)) return mb_null_error(e ? "ids" : "e", err);
     if (n < 0) return mb_fail_at(err, MB_INVALID, "n", "n is negative");
     buf_init(&b, 0);
     mb_status st = tokenizer_decode(gen_engine_tokenizer(e->gen), ids, (size_t)n, skip_special, &b, err);
@@ -485,8 +284,8 @@ mb_status mb_render(mb_engine *e, const mb_request *r, char **text, size_t *len,
     if (len) *len = 0;
     if (ids) *ids = NULL;
     if (n) *n = 0;
-    if (!e) return null_error("e", err);
-    MB_TRY(to_gen_request(r, &req, err));
+    if (!e) return mb_null_error("e", err);
+    MB_TRY(mb_request_to_gen(r, &req, err));
     arena_init(&a, 0);
     mb_status st = gen_render(e->gen, &req, &a, &prompt, err);
     if (st == MB_OK && text) {
@@ -504,7 +303,7 @@ mb_status mb_stats_get(mb_engine *e, mb_stats *out, mb_error *err)
     struct engine_stats s;
     if (!out || out->size != sizeof *out)
         return mb_fail_at(err, MB_INVALID, "size", "mb_stats.size must be sizeof(mb_stats) = %zu", sizeof *out);
-    if (!e) return null_error("e", err);
+    if (!e) return mb_null_error("e", err);
     struct engine_client c = gen_engine_client(e->gen);
     c.stats(c.ctx, &s);
     *out = (mb_stats){

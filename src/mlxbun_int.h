@@ -7,6 +7,12 @@
 #include "gen/gen.h"
 #include "mlxbun.h"
 
+struct mb_engine {
+    struct gen_engine *gen;
+    struct engine_loaded loaded;
+    int32_t *script; /* owned; test builds only */
+};
+
 /* More of mb_engine_open: server defaults and the numbers that were decided. All borrowed strings may be NULL. */
 struct mb_open_extra {
     const char *model_id;         /* shown as "model"; NULL: from the directory */
@@ -32,6 +38,11 @@ mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err
 mb_status mb_kv_parse(const char *text, int *out, mb_error *err);
 /* Options as an engine_load. */
 mb_status mb_options_to_load(const char *path, const mb_options *opt, struct engine_load *out, mb_error *err);
+
+/* MB_INVALID: the argument `name` is NULL. */
+mb_status mb_null_error(const char *name, mb_error *err);
+/* Checked and as the waist wants it; *out borrows from r. */
+mb_status mb_request_to_gen(const mb_request *r, struct gen_request *out, mb_error *err);
 
 /* --- mlxbun_tools.c: for doctor, prove and show-prompt --- */
 

@@ -92,12 +92,20 @@ int64_t quant_row_words(const struct quant_spec *s, int64_t n_in)
     return n_in / 32 * s->bits + n_in % 32 * s->bits / 32;
 }
 
+/* Word i of a row that may lie at any address: a checkpoint aligns its tensors as it likes. */
+static uint32_t word_at(const void *row, int64_t i)
+{
+    uint32_t w;
+    memcpy(&w, (const char *)row + 4 * i, sizeof w);
+    return w;
+}
+
 uint32_t quant_code_get(const uint32_t *row, int bits, int64_t i)
 {
     int64_t bit = i * bits;
     int at = (int)(bit & 31);
-    uint32_t code = row[bit >> 5] >> at;
-    if (at + bits > 32) code |= row[(bit >> 5) + 1] << (32 - at);
+    uint32_t code = word_at(row, bit >> 5) >> at;
+    if (at + bits > 32) code |= word_at(row, (bit >> 5) + 1) << (32 - at);
     return code & ((1u << bits) - 1);
 }
 

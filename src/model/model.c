@@ -129,7 +129,7 @@ static void free_weights(struct model *m)
 {
     for (int i = 0; m->layers && i < m->spec.n_layer; i++) {
         struct layer_weights *w = &m->layers[i];
-        struct weight *all[] = { &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down };
+        struct weight *all[] = { &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router };
         for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) m->ops->weight_free(m->device, all[j]);
     }
     m->ops->weight_free(m->device, &m->embed);
