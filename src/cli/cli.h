@@ -37,6 +37,8 @@ mb_status cmd_prove(const struct flags *f, const char *const *pos, int n_pos, in
 mb_status cmd_perplexity(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_embed(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
+mb_status cmd_pi(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
+mb_status cmd_harness(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_help(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 /* What a verb prints for --help. */
 void help_print_verb(const struct verb *v);

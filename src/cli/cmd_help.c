@@ -86,6 +86,17 @@ static const struct verb verbs[] = {
       "format. Each figure is the median of --repeat rounds; --json prints them as one object.\n\n"
       "  mlx-bun benchmark starter\n"
       "  mlx-bun benchmark starter --prompt-tokens 4096 --batch 8 --l2 --json", cmd_benchmark },
+    { "pi", NULL, CMD_PI | CMD_SERVE, 8, "[-q MODEL] [flags of serve] [-- ARGUMENTS OF pi]", "the terminal client pi on a server",
+      "Uses the server that answers on the port (its model stays; flags that would shape a server are named and ignored), or starts\n"
+      "one with these flags, which ends with pi; its log is pi-server.log in the cache folder. pi itself comes from npm:\n"
+      "npm install -g @mariozechner/pi-coding-agent. Nothing is written into pi's own folder; `mlx-bun harness pi` does that.\n\n"
+      "  mlx-bun pi -q starter\n"
+      "  mlx-bun pi --port 9000 -- -p 'What is in this folder?'", cmd_pi },
+    { "harness", NULL, CMD_HARNESS, 1, "pi [--remove] [--port N]", "make the server known to a client",
+      "Writes ~/.pi/agent/extensions/mlx-bun-provider.ts. pi then knows the provider mlx-bun, whose model \"local\" is what the\n"
+      "server at --port serves at that time; while no server is up it is the one that was served when the file was written.\n"
+      "--remove deletes the file. Other clients: docs/clients.md.\n\n"
+      "  mlx-bun harness pi && pi --provider mlx-bun --model local", cmd_harness },
     { "help", NULL, CMD_HELP, 1, "[VERB]", "this text, or all flags of a verb", "Prints what a verb does and all its flags.",
       cmd_help },
 };

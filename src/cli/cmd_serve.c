@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "cli/local.h"
 #include "cli/store.h"
 #include "hub/library.h"
 #include "server/server.h"
@@ -71,14 +72,14 @@ static mb_status probe_port(const struct flags *f, mb_error *err)
 }
 
 /* --- options --- */
-static void set_server_options(const struct flags *f, struct server_options *o)
+static void set_server_options(const struct flags *f, const char *owner, struct server_options *o)
 {
     *o = (struct server_options){
         .host = f->host.s, .port = (int)f->port.i, .unix_path = f->unix_path.given ? f->unix_path.s : NULL,
         .api_key = f->api_key.given ? f->api_key.s : NULL, .allow_hosts = f->allow_host.list,
         .n_allow_hosts = f->allow_host.n_list, .allow_origins = f->allow_origin.list,
         .n_allow_origins = f->allow_origin.n_list, .body_memory_bytes = (size_t)f->body_memory.i,
-        .shutdown_timeout_ms = (int64_t)f->shutdown_timeout_ms.d, .owner = "serve",
+        .shutdown_timeout_ms = (int64_t)f->shutdown_timeout_ms.d, .owner = owner,
         .memory_budget_bytes = (uint64_t)f->memory_budget.i, .kv_budget_bytes = (uint64_t)f->kv_budget.i,
         .trace = f->p2r_trace.b, .keep_billing_header = f->keep_billing_header.b,
     };
@@ -174,12 +175,12 @@ static struct library *open_library(const struct flags *f, const char *path)
     return NULL;
 }
 
-static mb_status serve(const struct flags *f, mb_engine *e, const char *path, struct library *library, mb_error *err)
+static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, const char *path, struct library *library, mb_error *err)
 {
     struct engine_client client = mb_engine_client(e);
     struct server_options opt;
     struct server *s = NULL;
-    set_server_options(f, &opt);
+    set_server_options(f, owner, &opt);
     opt.library = library;
     MB_TRY(server_open(&s, &client, &opt, err));
     install_signals(s);
@@ -190,20 +191,25 @@ static mb_status serve(const struct flags *f, mb_engine *e, const char *path, st
     return MB_OK;
 }
 
-mb_status cmd_serve(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
+mb_status serve_run(const struct flags *f, const char *positional, const char *owner, mb_error *err)
 {
     char path[MODEL_PATH_MAX];
     mb_engine *e;
-    (void)exit_status;
     MB_TRY(probe_port(f, err));
-    MB_TRY(find_model(f, n_pos > 0 ? pos[0] : NULL, path, err));
+    MB_TRY(find_model(f, positional, path, err));
     static struct lock in_use; /* until the process ends: gc and rm leave the snapshot alone */
     get_use(&in_use, path);
     if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, this model is dense");
     MB_TRY(load(f, path, &e, err));
     struct library *library = open_library(f, path);
-    mb_status st = serve(f, e, path, library, err);
+    mb_status st = serve(f, owner, e, path, library, err);
     library_close(library);
     mb_engine_close(e);
     return st;
+}
+
+mb_status cmd_serve(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
+{
+    (void)exit_status;
+    return serve_run(f, n_pos > 0 ? pos[0] : NULL, "serve", err);
 }

@@ -33,7 +33,7 @@ struct flags {
     struct flag_value starter, wheel, python, cache_dir, home, xdg_cache_home, log_level, quiet, help, docs, docs_errors, docs_routes, docs_families;
     /* models on disk: get, scan, ls, rm, gc */
     struct flag_value revision, all, verify, lock, locked, lock_file, parallel, retries, yes, dry_run, force, all_revisions, vision;
-    struct flag_value max_size, hf_hub_cache, hf_home, hf_endpoint, hf_token, hf_token_path, hf_offline;
+    struct flag_value max_size, remove, path, hf_hub_cache, hf_home, hf_endpoint, hf_token, hf_token_path, hf_offline;
     /* removed or ignored names that take a value */
     struct flag_value perf_kernel, fused_decode, slots, kv_group_size, quantized_kv_start;
     /* variables without a flag */

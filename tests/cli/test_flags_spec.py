@@ -211,9 +211,9 @@ def test_cfg005_adapter_path_is_adapter():
     assert run("serve", LLAMA, "--adapter-path", "d", status=3).stderr == run("serve", LLAMA, "--adapter", "d", status=3).stderr
 
 
-@pytest.mark.parametrize("verb", ["pi", "eval"])
+@pytest.mark.parametrize("verb", ["eval"])
 def test_verbs_of_later_versions(verb):
-    """CFG-009, CFG-010, CFG-018 (pi), CFG-035 (eval): refused with the list of verbs, whatever flags stand behind."""
+    """CFG-035 (eval): refused with the list of verbs, whatever flags stand behind."""
     p = run(verb, LLAMA, "--kv-quant", "f32", "--temp", "0", status=2)
     assert f"unknown verb '{verb}'" in p.stderr and "serve" in p.stderr
 
