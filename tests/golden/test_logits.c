@@ -188,6 +188,13 @@ static void check_greedy(const struct golden *g, struct run *r)
     assert_true(n_checked > 32);
 }
 
+/* Under a sanitizer the two forms that differ most in their code: float32, and what is served by default. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CASE_STEP 2
+#else
+#define CASE_STEP 1
+#endif
+
 static void check_label(const char *label)
 {
     static const struct { enum fidelity_tier tier; int kv; double share, kl; bool greedy; } cases[] = {
@@ -199,7 +206,7 @@ static void check_label(const char *label)
     struct golden g;
     golden_open(&g, label);
     for (const char **level = levels_of_machine(); *level; level++)
-        for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c += CASE_STEP) {
             struct run r;
             mb_error err = { 0 };
             double share, mean_kl;
