@@ -115,6 +115,10 @@ def say(o):
 
 
 def write_results(file, rows):
+    """Rows of clients that did not run this time stay as they are in the file."""
+    if Path(file).exists():
+        ran = {(r["client"], r["model"]) for r in rows}
+        rows = [r for r in json.loads(Path(file).read_text())["clients"] if (r["client"], r["model"]) not in ran] + rows
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE).stdout.strip()
     Path(file).write_text(json.dumps({"date": datetime.date.today().isoformat(), "commit": git, "machine": platform.machine(),
                                       "passed": sum(r["passed"] for r in rows), "failed": sum(not r["passed"] for r in rows),
