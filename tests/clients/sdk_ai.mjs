@@ -11,7 +11,7 @@ const tools = { read_note: tool({ description: 'Reads a note',
   execute: async (input) => { calls.push(['read_note', input]); return 'The tower: 41 metres.'; } }) };
 
 async function turn(messages) {
-  const r = streamText({ model, messages, tools, maxRetries: 0, maxOutputTokens: 60, temperature: 0, onError: ({ error }) => { throw error; },
+  const r = streamText({ model, messages, tools, maxRetries: 0, maxOutputTokens: 60, providerOptions: { local: { parallel_tool_calls: false } }, temperature: 0, onError: ({ error }) => { throw error; },
     stopWhen: ({ steps }) => steps.length === 2, prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? choice : 'auto' }) });
   let text = '';
   for await (const piece of r.textStream) text += piece;
