@@ -79,9 +79,11 @@ static const struct foreign_row foreign_rows[] = {
     { "quanto", "quanto" },
     { "vptq", "VPTQ" },
     { "spqr", "SpQR" },
-    { "mxfp4", "packed gpt-oss mxfp4" },
     { "modelopt", "ModelOpt" },
 };
+
+/* The one scheme of others that is read: gpt-oss as published. The modules it names stay plain: they have no scales. */
+static const char published_mxfp4[] = "mxfp4";
 
 static mb_status refuse_foreign(const char *method, mb_error *err)
 {
@@ -240,7 +242,7 @@ static mb_status entry_find(const json_t *config, const json_t **entry, mb_error
         if (!json_is_string(method))
             return mb_fail_at(err, MB_BAD_FORMAT, "quantization_config",
                               "config.json: quantization_config.quant_method must be a string");
-        return refuse_foreign(json_string_value(method), err);
+        if (strcmp(json_string_value(method), published_mxfp4) != 0) return refuse_foreign(json_string_value(method), err);
     }
     return MB_OK;
 }
@@ -256,8 +258,9 @@ mb_status quant_config_read(struct quant_config **out, const json_t *config, mb_
     if (entry) {
         bool has_global = json_object_get(entry, "bits") || json_object_get(entry, "group_size") ||
                           json_object_get(entry, "mode");
-        if (has_global) MB_TRY_GOTO(st, spec_read(entry, "quantization", &q->global, err), done);
-        MB_TRY_GOTO(st, overrides_read(q, entry, err), done);
+        if (json_object_get(entry, "quant_method")) q->global = (struct quant_spec){ QUANT_MXFP4, 4, 32 };
+        else if (has_global) MB_TRY_GOTO(st, spec_read(entry, "quantization", &q->global, err), done);
+        if (!json_object_get(entry, "quant_method")) MB_TRY_GOTO(st, overrides_read(q, entry, err), done);
     }
     *out = q;
     q = NULL;

@@ -9,6 +9,7 @@ static const char *const qwen2_types[] = { "qwen2", NULL };
 static const char *const qwen3_types[] = { "qwen3", NULL };
 static const char *const qwen3_moe_types[] = { "qwen3_moe", NULL };
 static const char *const mixtral_types[] = { "mixtral", NULL };
+static const char *const gpt_oss_types[] = { "gpt_oss", NULL };
 static const char *const olmo2_types[] = { "olmo2", NULL };
 static const char *const olmo3_types[] = { "olmo3", NULL };
 static const char *const granite_types[] = { "granite", NULL };
@@ -26,6 +27,7 @@ static const struct arch_row rows[] = {
     { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
     { "qwen3_moe", qwen3_moe_types, arch_read_qwen3_moe, KV_F16, "Qwen3 mixtures of experts (30B-A3B, 235B-A22B)" },
     { "mixtral", mixtral_types, arch_read_mixtral, KV_F16, "Mixtral: mixtures of experts over the Mistral shape" },
+    { "gpt_oss", gpt_oss_types, arch_read_gpt_oss, KV_F16, "gpt-oss: sinks, every other layer a window, mxfp4 experts with biases" },
     { "minicpm", minicpm_types, arch_read_minicpm, KV_F16, "MiniCPM: scaled embedding, residual and logits where the config has them" },
     { "granite", granite_types, arch_read_granite, KV_F16, "Granite 3 dense: multipliers of embedding, attention, residual, logits" },
     { "olmo2", olmo2_types, arch_read_olmo2, KV_F16, "OLMo 2: norms behind the blocks only, norms over all of q and k" },

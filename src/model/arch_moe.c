@@ -5,7 +5,7 @@
 
 /* Experts of layer i: their number, how many a token takes, their width. Expert matrices lie one below the other in blocks
  * of 16 rows. */
-static mb_status set_experts(struct model_spec *s, int i, int32_t n_expert, int32_t top_k, int32_t width, mb_error *err)
+mb_status arch_set_experts(struct model_spec *s, int i, int32_t n_expert, int32_t top_k, int32_t width, mb_error *err)
 {
     struct layer_spec *l = &s->layers[i];
     if (top_k > n_expert)
@@ -44,7 +44,7 @@ mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *c, mb_error *e
     s->moe = &names;
     s->route = ROUTE_SOFTMAX_ALL;
     for (int i = 0; i < s->n_layer; i++)
-        if (!listed(dense, i) && (i + 1) % step == 0) MB_TRY(set_experts(s, i, n_expert, top_k, width, err));
+        if (!listed(dense, i) && (i + 1) % step == 0) MB_TRY(arch_set_experts(s, i, n_expert, top_k, width, err));
     return MB_OK;
 }
 
@@ -59,6 +59,6 @@ mb_status arch_read_mixtral(struct model_spec *s, const json_t *c, mb_error *err
     MB_TRY(config_int_or(c, "num_experts_per_tok", 2, 1, 256, &top_k, err));
     s->moe = &names;
     s->route = ROUTE_SOFTMAX_CHOSEN;
-    for (int i = 0; i < s->n_layer; i++) MB_TRY(set_experts(s, i, n_expert, top_k, s->layers[i].d_ff, err));
+    for (int i = 0; i < s->n_layer; i++) MB_TRY(arch_set_experts(s, i, n_expert, top_k, s->layers[i].d_ff, err));
     return MB_OK;
 }

@@ -52,13 +52,27 @@ static mb_status check_matrix(const struct tensor_view *t, int64_t n, int64_t co
                    (long long)cols, what);
 }
 
-/* The quantised case: words, scales and biases must agree with bits and group (B-113). */
 /* Bytes before the wanted rows of a matrix. */
 static size_t rows_before(const struct bind_request *r, const struct tensor_view *t)
 {
     return r->n_file ? (size_t)r->first * (t->size_bytes / (size_t)r->n_file) : 0;
 }
 
+/* Types of codes and scales by scheme. nvfp4 with a tensor scale of its own is another scheme. */
+static mb_status check_types(const struct checkpoint *c, const char *path, const struct quant_spec *q, const struct tensor_view *w,
+                             const struct tensor_view *scales, mb_error *err)
+{
+    bool ok = q->mode == QUANT_AFFINE ? dtype_get(scales->dtype)->is_float : scales->dtype == DT_U8;
+    if (w->dtype != DT_U32 || !ok)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s is %s with scales of type %s, wanted U32 codes and %s scales", w->name,
+                       dtype_get(w->dtype)->name, dtype_get(scales->dtype)->name, q->mode == QUANT_AFFINE ? "float" : "U8");
+    if (q->mode != QUANT_AFFINE && checkpoint_findf(c, "%s.global_scale", path))
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s.global_scale: nvfp4 with a scale of the whole tensor is not read; convert the "
+                       "model again without it, or with `mlx-bun convert -q`", path);
+    return MB_OK;
+}
+
+/* The quantised case: words, scales and biases must agree with bits and group (B-113). */
 static mb_status bind_quantised(const struct checkpoint *c, const char *path, const struct tensor_view *w,
                                 const struct bind_request *r, struct weight_source *out, mb_error *err)
 {
@@ -73,6 +87,7 @@ static mb_status bind_quantised(const struct checkpoint *c, const char *path, co
                        (long long)w->shape[1], q->bits, (long long)words);
     MB_TRY(check_matrix(w, n_file, words, r->n_stack, "u32 words of the quantised rows", err));
     if (!scales) return mb_fail(err, MB_NOT_FOUND, "tensor %s.scales is missing", path);
+    MB_TRY(check_types(c, path, q, w, scales, err));
     if (r->k % q->group_size != 0)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s: %lld inputs are no multiple of group size %d", w->name,
                        (long long)r->k, q->group_size);
@@ -88,6 +103,33 @@ static mb_status bind_quantised(const struct checkpoint *c, const char *path, co
     out->w = w->data + rows_before(r, w);
     out->scales = scales->data + rows_before(r, scales);
     out->biases = biases ? biases->data + rows_before(r, biases) : NULL;
+    return MB_OK;
+}
+
+/* Experts as published: blocks of 32 codes in 16 bytes, [experts][rows][k / 32][16], which is MLX's mxfp4 byte for byte; a scale
+ * of one byte each. */
+static mb_status bind_blocks(const char *path, const char *blocks, const struct tensor_view *w, const struct tensor_view *scales,
+                             const struct bind_request *r, struct weight_source *out, mb_error *err)
+{
+    int64_t n_rows = r->n / r->n_stack * r->n_turns, n_group = r->k / 32;
+    if (!scales) return mb_fail(err, MB_NOT_FOUND, "tensor %s_scales is missing", blocks);
+    bool ok = w->dtype == DT_U8 && w->n_dim == 4 && w->shape[0] == r->n_stack && w->shape[1] == n_rows && r->k % 32 == 0 &&
+              w->shape[2] == n_group && w->shape[3] == 16;
+    ok = ok && scales->dtype == DT_U8 && scales->n_dim == 3 && scales->shape[0] == r->n_stack && scales->shape[1] == n_rows &&
+         scales->shape[2] == n_group;
+    if (!ok)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: wanted U8 [%d, %lld, %lld, 16] and scales U8 [%d, %lld, %lld]", w->name,
+                       (int)r->n_stack, (long long)n_rows, (long long)n_group, (int)r->n_stack, (long long)n_rows,
+                       (long long)n_group);
+    memset(out, 0, sizeof *out);
+    out->name = path;
+    out->spec = (struct quant_spec){ QUANT_MXFP4, 4, 32 };
+    out->dt = DT_U8;
+    out->n = r->n;
+    out->k = r->k;
+    out->row_step = r->n_turns;
+    out->w = w->data + r->i_turn * (r->k / 2);
+    out->scales = scales->data + r->i_turn * n_group;
     return MB_OK;
 }
 
@@ -120,7 +162,7 @@ static mb_status bind_one(const struct model_spec *s, const struct checkpoint *c
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds packed codes, but config.json has no quantization entry for it",
                        w->name);
     if (w->dtype != DT_F32 && w->dtype != DT_F16 && w->dtype != DT_BF16)
-        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes F32, F16, BF16 and MLX affine weights: "
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes F32, F16, BF16 and weights packed by MLX: "
                        "convert it with mlx-bun convert", w->name, dtype_get(w->dtype)->name);
     out->dt = w->dtype;
     MB_TRY(check_matrix(w, r->n_file ? r->n_file : r->n, r->k, r->n_stack, dtype_get(w->dtype)->name, err));
@@ -159,6 +201,13 @@ mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, st
 {
     char path[128];
     if (r->n_stack == 0) return bind_one(s, c, a, r, out, err);
+    char *blocks = r->blocks ? full_path(s, a, r->blocks) : NULL, *whole = full_path(s, a, r->path);
+    const struct tensor_view *packed = blocks ? checkpoint_findf(c, "%s_blocks", blocks) : NULL;
+    if (packed && whole)
+        return bind_blocks(whole, blocks, packed, checkpoint_findf(c, "%s_scales", blocks), r, out, err);
+    if (blocks && checkpoint_findf(c, "%s", blocks))
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: experts in plain floats, gate and up in one, are not read; take the mxfp4 "
+                       "checkpoint as published or an MLX conversion of this model", blocks);
     expert_path(path, sizeof path, r->listed, 0);
     char *first = full_path(s, a, path);
     if (!first) return mb_fail(err, MB_NO_MEMORY, "out of memory");
@@ -229,13 +278,19 @@ static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void
         { "up_proj", names->up, l->d_ff, s->d_model, &w->up },
         { "down_proj", names->down, s->d_model, l->d_ff, &w->down },
     };
-    char path[128], listed[128];
+    char path[128], listed[128], blocks[128];
     MB_TRY(visit_parts(i, &router, 1, visit, ctx, err));
     for (int p = 0; p < 3; p++) {
         snprintf(path, sizeof path, "layers.%d.%s.%s", i, names->stacked, part[p].stacked);
         snprintf(listed, sizeof listed, "layers.%d.%s.%s", i, names->listed, part[p].listed);
         struct bind_request r = { .path = path, .n = l->n_expert * part[p].n, .k = part[p].k, .n_stack = l->n_expert,
                                   .listed = listed };
+        if (s->moe_blocks) {
+            snprintf(blocks, sizeof blocks, "layers.%d.%s.%s", i, names->stacked, p < 2 ? "gate_up_proj" : "down_proj");
+            r.blocks = blocks;
+            r.i_turn = p == 1;
+            r.n_turns = p < 2 ? 2 : 1;
+        }
         MB_TRY(visit(ctx, &r, part[p].dst, err));
     }
     return MB_OK;
@@ -255,6 +310,21 @@ mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *
     return s->tied_head ? MB_OK : visit(ctx, &head, &m->head, err);
 }
 
+/* n floats from element `first` on, `step` apart, as float32. */
+static mb_status read_floats(const struct tensor_view *t, int64_t first, int64_t step, int64_t n, float *v, mb_error *err)
+{
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = first + i * step;
+        uint16_t h;
+        if (t->dtype == DT_F32) { memcpy(&v[i], t->data + 4 * at, 4); continue; }
+        if (t->dtype != DT_F16 && t->dtype != DT_BF16)
+            return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s, wanted F32, F16 or BF16", t->name, dtype_get(t->dtype)->name);
+        memcpy(&h, t->data + 2 * at, sizeof h);
+        v[i] = t->dtype == DT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+    }
+    return MB_OK;
+}
+
 /* A vector as float32, 64-byte aligned by the arena's rounding; plus_one folds Gemma's weight + 1. */
 static mb_status load_vector(struct model *m, const struct checkpoint *c, const char *path, int64_t n, bool plus_one,
                              bool optional, const float **out, mb_error *err)
@@ -266,16 +336,60 @@ static mb_status load_vector(struct model *m, const struct checkpoint *c, const 
     MB_TRY(check_vector(t, n, err));
     float *v = arena_alloc_array(&m->arena, (size_t)n, sizeof *v);
     if (!v) return mb_fail(err, MB_NO_MEMORY, "out of memory");
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t h;
-        memcpy(&h, t->data + 2 * i, sizeof h);
-        if (t->dtype == DT_F32) memcpy(&v[i], t->data + 4 * i, 4);
-        else if (t->dtype == DT_F16) v[i] = f16_to_f32(h);
-        else if (t->dtype == DT_BF16) v[i] = bf16_to_f32(h);
-        else return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s, wanted F32, F16 or BF16", t->name, dtype_get(t->dtype)->name);
-        if (plus_one) v[i] += 1.0f;
-    }
+    MB_TRY(read_floats(t, 0, 1, n, v, err));
+    for (int64_t i = 0; plus_one && i < n; i++) v[i] += 1.0f;
     *out = v;
+    return MB_OK;
+}
+
+/* Biases of all experts, [n_expert][n], of one matrix: MLX's own tensor, or every n_turns-th of the published one. */
+static mb_status load_expert_bias(struct model *m, const struct checkpoint *c, int i, const char *name, const char *published,
+                                  int i_turn, int n_turns, int64_t n, const float **out, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    int64_t n_expert = s->layers[i].n_expert;
+    const struct tensor_view *t = checkpoint_findf(c, "%slayers.%d.%s.%s.bias", s->prefix, i, s->moe->stacked, name);
+    if (t) i_turn = 0, n_turns = 1;
+    else if (s->moe_blocks) t = checkpoint_findf(c, "%slayers.%d.%s.%s_bias", s->prefix, i, s->moe->stacked, published);
+    if (!t)
+        return mb_fail(err, MB_NOT_FOUND, "tensor %slayers.%d.%s.%s.bias is missing from the checkpoint", s->prefix, i,
+                       s->moe->stacked, name);
+    if (t->n_dim != 2 || t->shape[0] != n_expert || t->shape[1] != n * n_turns)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: found %d dims, the last %lld; wanted [%lld, %lld]", t->name, t->n_dim,
+                       (long long)(t->n_dim > 0 ? t->shape[t->n_dim - 1] : 0), (long long)n_expert, (long long)(n * n_turns));
+    float *v = arena_alloc_array(&m->arena, (size_t)(n_expert * n), sizeof *v);
+    if (!v) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    *out = v;
+    return read_floats(t, i_turn, n_turns, n_expert * n, v, err);
+}
+
+/* What gpt-oss adds: biases of router and experts, sinks (times log2(e), as the scores of attention are). */
+static mb_status load_moe_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    const struct layer_spec *l = &s->layers[i];
+    struct layer_weights *w = &m->layers[i];
+    char path[128];
+    if (l->mlp != MLP_MOE || !s->moe_bias) return MB_OK;
+    snprintf(path, sizeof path, "layers.%d.%s.bias", i, s->moe->router);
+    MB_TRY(load_vector(m, c, path, l->n_expert, false, false, &w->router_bias, err));
+    MB_TRY(load_expert_bias(m, c, i, "gate_proj", "gate_up_proj", 0, 2, l->d_ff, &w->gate_bias, err));
+    MB_TRY(load_expert_bias(m, c, i, "up_proj", "gate_up_proj", 1, 2, l->d_ff, &w->up_bias, err));
+    return load_expert_bias(m, c, i, "down_proj", "down_proj", 0, 1, s->d_model, &w->down_bias, err);
+}
+
+static mb_status load_sinks(struct model *m, const struct checkpoint *c, int i, mb_error *err)
+{
+    const struct layer_spec *l = &m->spec.layers[i];
+    const float *raw;
+    char path[128];
+    if (!m->spec.attn_sinks) return MB_OK;
+    snprintf(path, sizeof path, "layers.%d.self_attn.sinks", i);
+    MB_TRY(load_vector(m, c, path, l->n_head, false, false, &raw, err));
+    float *v = arena_alloc_array(&m->arena, (size_t)l->n_head, sizeof *v);
+    if (!v) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (int h = 0; h < l->n_head; h++) v[h] = raw[h] * LOG2_E;
+    m->layers[i].sinks = v;
     return MB_OK;
 }
 
@@ -311,7 +425,8 @@ static mb_status load_layer_vectors(struct model *m, const struct checkpoint *c,
             return mb_fail(err, MB_BAD_FORMAT, "tensor %s%s is in the checkpoint, but config.json says there is no such bias",
                            s->prefix, path);
     }
-    return MB_OK;
+    MB_TRY(load_sinks(m, c, i, err));
+    return load_moe_vectors(m, c, i, err);
 }
 
 struct pack_ctx {
@@ -334,6 +449,18 @@ static void done_with(struct pack_ctx *p, const struct bind_request *r, const ch
     }
 }
 
+/* The same for published experts; gate and up are read one after the other. */
+static void done_with_blocks(struct pack_ctx *p, const struct bind_request *r)
+{
+    static const char *const suffix[] = { "blocks", "scales" };
+    for (int i = 0; i < 2; i++) {
+        const struct tensor_view *t = checkpoint_findf(p->c, "%s%s_%s", p->m->spec.prefix, r->blocks, suffix[i]);
+        if (!t) continue;
+        p->done_bytes += t->size_bytes / (size_t)r->n_turns;
+        if (r->i_turn + 1 == r->n_turns) checkpoint_drop(p->c, t);
+    }
+}
+
 static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err)
 {
     struct pack_ctx *p = ctx;
@@ -343,7 +470,7 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     src.i_module = p->m->n_modules++;
     dst->n = r->n;
     dst->k = r->k;
-    dst->group = src.spec.mode == QUANT_NONE ? 0 : src.spec.group_size;
+    dst->group = bind_group(&src.spec);
     dst->i_module = src.i_module;
     dst->name = src.name;
     MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
@@ -351,6 +478,7 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     p->m->weight_bytes += bytes;
     char path[128];
     if (src.n_slices == 0) done_with(p, r, src.name);
+    if (src.row_step > 0) done_with_blocks(p, r);
     for (int i = 0; i < src.n_slices; i++) {
         expert_path(path, sizeof path, r->listed, i);
         const char *name = full_path(&p->m->spec, &p->m->arena, path);

@@ -174,7 +174,7 @@ static mb_status size_one(void *ctx, const struct bind_request *r, struct weight
     MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
     dst->n = r->n;
     dst->k = r->k;
-    dst->group = src.spec.mode == QUANT_NONE ? 0 : src.spec.group_size;
+    dst->group = bind_group(&src.spec);
     dst->name = src.name;
     p->bytes += bytes;
     return MB_OK;

@@ -5,11 +5,15 @@
 #include "format/safetensors.h"
 #include "model/model.h"
 
+#define LOG2_E 1.44269504088896340736f /* scores of attention are powers of two */
+
 /* Weights of one layer. Norm vectors are float32 with the family's + 1 folded in. */
 struct layer_weights {
     struct weight q, k, v, o, gate, up, down; /* gate, up, down of MLP_MOE: all experts, one below the other */
     struct weight router;                     /* MLP_MOE */
     const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* NULL = none */
+    const float *router_bias;                 /* moe_bias; gate_bias, up_bias, down_bias then hold those of all experts */
+    const float *sinks;                       /* attn_sinks: times log2(e) */
     const float *attn_norm, *mlp_norm, *post_attn_norm, *post_mlp_norm; /* NULL where the family has none */
     const float *q_norm, *k_norm;
 };
@@ -46,12 +50,19 @@ struct bind_request {
     bool gather_only;
     int32_t n_stack;       /* experts of n / n_stack rows each, as one tensor of three dims or one by one; 0 = a plain matrix */
     const char *listed;    /* n_stack: printf path of one expert's matrix, with its number */
+    const char *blocks;    /* n_stack: path of the packed tensors that may stand instead (moe_blocks); NULL = none */
+    int32_t i_turn, n_turns; /* blocks: row o is row o * n_turns + i_turn there */
     int64_t first, n_file; /* rows [first, first + n) of a fused matrix of n_file rows; n_file 0: the matrix is not fused */
 };
 /* Look up, check shapes against the config and the quantisation entry, and describe the source. MB_BAD_FORMAT names the
  * tensor and both widths (B-113); MB_NOT_FOUND names the tensor. name: full path, arena memory. */
 mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
                       const struct bind_request *r, struct weight_source *out, mb_error *err);
+/* Group in which a linear over this scheme wants its inputs; 0: floats. mxfp8 holds floats. */
+static inline int32_t bind_group(const struct quant_spec *q)
+{
+    return q->mode == QUANT_NONE || q->mode == QUANT_MXFP8 ? 0 : q->group_size;
+}
 /* The common prefix of this checkpoint's tensors ("model.", "language_model.model." ...). MB_NOT_FOUND. */
 mb_status bind_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err);
 /* Visit every matrix of the model in load order; stops at the first failure. */

@@ -15,7 +15,6 @@
 
 #define STEPS_PER_LAYER 16
 #define STEPS_OUTSIDE 8
-#define LOG2_E 1.44269504088896340736f
 
 /* Buffers of the plan; linear inputs by (group) as their readers ask. */
 struct plan_bufs {
@@ -200,6 +199,7 @@ static void add_attention(struct writer *w, int i_layer)
     s->u.attend.softcap = l->attn_softcap;
     s->u.attend.window = l->window;
     s->u.attend.causal = true;
+    s->u.attend.sinks = lw->sinks;
     const struct weight *o[1] = { &lw->o };
     add_inputs(w, s, "o_in", o, 1, false, w->b.attn, in_of);
     struct part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
@@ -221,7 +221,7 @@ static void add_moe(struct writer *w, int i_layer)
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
         return;
     }
-    struct part router = { &lw->router, NULL, w->b.router, false, 0 };
+    struct part router = { &lw->router, lw->router_bias, w->b.router, false, 0 };
     add_linears(w, i_layer, &router, in_of, 1, 0);
     struct plan_step *s = add_step(w, STEP_ROUTE, i_layer, w->b.router, w->b.route);
     s->u.route.n_expert = l->n_expert;
@@ -236,6 +236,9 @@ static void add_moe(struct writer *w, int i_layer)
     s->u.experts.gate = &lw->gate;
     s->u.experts.up = &lw->up;
     s->u.experts.down = &lw->down;
+    s->u.experts.gate_bias = lw->gate_bias;
+    s->u.experts.up_bias = lw->up_bias;
+    s->u.experts.down_bias = lw->down_bias;
     s->u.experts.n_expert = l->n_expert;
     s->u.experts.top_k = l->top_k;
     s->u.experts.width = l->d_ff;

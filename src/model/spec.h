@@ -78,6 +78,10 @@ struct model_spec {
     float residual_scale;            /* 0 = none: of what attention and MLP add (granite, minicpm) */
     bool tied_head;
     bool attn_bias_qkv, attn_bias_o, mlp_bias;
+    bool moe_bias;                   /* the router and every expert's three matrices have one */
+    bool moe_blocks;                 /* stacked experts may also lie as published: gate_up_proj_{blocks,scales,bias}, whose
+                                        rows are of gate and up in turn, and down_proj_{...}; mxfp4 */
+    bool attn_sinks;                 /* one more logit of each head's softmax, without a value: self_attn.sinks */
     int32_t eos_ids[16];             /* config.json and generation_config.json, union (B-034) */
     int32_t n_eos;
     struct kv_kind kinds[KV_MAX_KINDS]; /* format and sizes filled at load */

@@ -121,6 +121,13 @@ float mb_gelu_tanh(float x)
     return (0.5f * x) * (1.0f + mb_tanh(v));
 }
 
+/* A NaN passes both bounds. */
+float mb_swiglu_clamped(float gate, float up)
+{
+    float g = gate > 7.0f ? 7.0f : gate, u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return (u + 1.0f) * (g / (1.0f + mb_exp(g * -1.702f)));
+}
+
 static float erf_pos(float a)
 {
     if (a < 1.0f) {

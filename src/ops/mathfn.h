@@ -15,6 +15,7 @@ float mb_log(float x);                  /* natural log of x > 0, at most 2 ulp; 
 float mb_tanh(float x);
 float mb_silu(float x);                 /* x / (1 + e^-x) */
 float mb_gelu_tanh(float x);            /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
+float mb_swiglu_clamped(float gate, float up); /* gpt-oss: (u + 1) * g / (1 + e^(-1.702 g)), g = min(gate, 7), u = up in [-7, 7] */
 float mb_gelu_erf(float x);             /* 0.5 x (1 + erf(x / sqrt 2)) */
 double mb_pow_d(double base, double e); /* base > 0; for rope tables; at most 4 ulp */
 void mb_sincos_d(double x, double *s, double *c); /* |x| <= 2^31; at most 1e-15 absolute */

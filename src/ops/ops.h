@@ -34,6 +34,7 @@ struct weight_source {
     const struct weight_slice *slices; /* rows that do not lie together (experts stored one by one): slice i holds rows
                                           [i * n / n_slices, (i + 1) * n / n_slices), a multiple of 16; then w is NULL */
     int32_t n_slices;        /* 0: one piece */
+    int64_t row_step;        /* row o is row o * row_step of the file (two matrices whose rows take turns); 0 = 1 */
     int32_t i_module;
     const char *name;
     bool gather_only;        /* only rows are read (an untied embedding): a backend may keep using the mapped source,

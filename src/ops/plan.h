@@ -59,7 +59,7 @@ enum step_op {
 /* Softmax over all experts, of which the best are taken; or over the logits of the best alone. The best: by value
  * descending, then id ascending. */
 enum route_kind { ROUTE_SOFTMAX_ALL = 0, ROUTE_SOFTMAX_CHOSEN };
-enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH };
+enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH, GLU_SWIGLU_CLAMPED };
 
 /* A packed weight, owned by the backend that packed it. n, k are public; the rest is the backend's. Where weights may
  * be offloaded, a backend acquires and releases it around the step that uses it. */
@@ -127,7 +127,7 @@ struct plan_step {
             float softcap;             /* 0 = none */
             int32_t window;            /* 0 = all */
             bool causal;               /* false: bidirectional (towers) */
-            const float *sinks;        /* [n_head] or NULL */
+            const float *sinks;        /* [n_head] f32, times log2(e): one more logit of each head, without a value; or NULL */
         } attend;
         struct { enum glu_kind kind; buf_id up; int32_t width; } glu; /* in = gate */
         struct {                       /* in: [n_expert] logits; out: [top_k] ids (exact floats, rising), [top_k] weights */
@@ -139,6 +139,7 @@ struct plan_step {
             buf_id route;              /* what STEP_ROUTE wrote */
             buf_id hidden;             /* linear input of down, top_k rows a token (n_slots) */
             const struct weight *gate, *up, *down; /* experts one below the other: [n_expert * width][d], [n_expert * d][width] */
+            const float *gate_bias, *up_bias, *down_bias; /* [n_expert * width], [n_expert * d] f32, or NULL */
             int32_t n_expert, top_k, width;
             enum glu_kind kind;
         } experts;

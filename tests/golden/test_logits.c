@@ -231,6 +231,12 @@ static void test_qwen3(void **state) { check_label("qwen3"); }
 static void test_gemma3(void **state) { check_label("gemma3"); }
 static void test_qwen3_moe(void **state) { check_label("qwen3_moe"); }
 static void test_mixtral(void **state) { check_label("mixtral"); }
+static void test_gpt_oss(void **state)
+{
+    check_label("gpt_oss");
+    check_label("gpt_oss-truncate"); /* yarn with its range as it is, as published */
+}
+static void test_b113_fp_formats(void **state) { check_label("llama-fp"); } /* nvfp4, mxfp8, mxfp4 side by side */
 static void test_granite(void **state) { check_label("granite"); }
 static void test_minicpm(void **state) { check_label("minicpm"); }
 static void test_olmo2(void **state) { check_label("olmo2"); }
@@ -267,6 +273,7 @@ int main(void)
         cmocka_unit_test(test_phi3),   cmocka_unit_test(test_glm4),       cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_granite), cmocka_unit_test(test_minicpm), cmocka_unit_test(test_olmo2), cmocka_unit_test(test_olmo3),
         cmocka_unit_test(test_qwen3_moe), cmocka_unit_test(test_mixtral),
+        cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_b113_fp_formats),
         cmocka_unit_test(test_gemma2), cmocka_unit_test(test_b112_rope_scalings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

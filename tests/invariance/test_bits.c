@@ -120,6 +120,8 @@ static void test_qwen3_bits(void **state) { check_family("qwen3"); }
 static void test_gemma3_window_bits(void **state) { check_family("gemma3"); }
 static void test_qwen3_moe_bits(void **state) { check_family("qwen3_moe"); }
 static void test_mixtral_bits(void **state) { check_family("mixtral"); }
+static void test_gpt_oss_bits(void **state) { check_family("gpt_oss"); }
+static void test_fp_formats_bits(void **state) { check_family("llama-fp"); }
 static void test_granite_bits(void **state) { check_family("granite"); }
 static void test_minicpm_bits(void **state) { check_family("minicpm"); }
 static void test_olmo2_bits(void **state) { check_family("olmo2"); }
@@ -160,6 +162,7 @@ int main(void)
         cmocka_unit_test(test_llama_bits), cmocka_unit_test(test_llama_bf16_bits), cmocka_unit_test(test_qwen2_bits),
         cmocka_unit_test(test_qwen3_bits), cmocka_unit_test(test_gemma3_window_bits),
         cmocka_unit_test(test_qwen3_moe_bits), cmocka_unit_test(test_mixtral_bits),
+        cmocka_unit_test(test_gpt_oss_bits), cmocka_unit_test(test_fp_formats_bits),
         cmocka_unit_test(test_granite_bits), cmocka_unit_test(test_minicpm_bits), cmocka_unit_test(test_olmo2_bits),
         cmocka_unit_test(test_olmo3_bits), cmocka_unit_test(test_smollm3_bits), cmocka_unit_test(test_phi3_bits), cmocka_unit_test(test_glm4_bits),
         cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits),

@@ -3,6 +3,7 @@ stored one by one."""
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,72 @@ def test_experts_stacked_or_listed(family, tmp_path):
     want, got = scores(rig.TINY / family, tmp_path), scores(listed, tmp_path)
     drop = lambda v: {k: x for k, x in v.items() if k != "model"}  # noqa: E731
     assert drop(want) == drop(got)
+
+
+def publish(tensors):
+    """gpt-oss as published: rows of gate and up in turn, mxfp4 codes in blocks of 16 bytes."""
+    for layer in range(2):
+        stack = f"model.layers.{layer}.mlp.experts."
+        for kind, (out, tail) in {"weight": ("_blocks", 16), "scales": ("_scales", 0), "bias": ("_bias", 0)}.items():
+            (dtype, shape, gate), (_, _, up) = (tensors.pop(f"{stack}{n}_proj.{kind}") for n in ("gate", "up"))
+            size = len(gate) // (shape[0] * shape[1])         # of a row; of one bias
+            rows = b"".join(p[i:i + size] for i in range(0, len(gate), size) for p in (gate, up))
+            down_dtype, down_shape, down = tensors.pop(f"{stack}down_proj.{kind}")
+            for name, dt, (e, n, *k), data in (("gate_up_proj", dtype, (shape[0], 2 * shape[1], *shape[2:]), rows),
+                                               ("down_proj", down_dtype, down_shape, down)):
+                if tail:
+                    dt, k = "U8", (k[0] * 4 // tail, tail)
+                tensors[stack + name + out] = [dt, [e, n, *k], data]
+
+
+def plain_rest(tensors):
+    """Everything but the experts in bfloat16, as published."""
+    for module in [n[:-len(".scales")] for n in tensors if n.endswith(".scales") and ".experts." not in n]:
+        _, (n_out, n_words), codes = tensors.pop(module + ".weight")
+        s, b = (struct.unpack(f"<{len(d) // 2}f", b"".join(b"\0\0" + d[i:i + 2] for i in range(0, len(d), 2)))
+                for _, _, d in (tensors.pop(module + k) for k in (".scales", ".biases")))
+        tensors[module + ".weight"] = ["BF16", [n_out, 4 * n_words], rig.bf16(c * s[i // 64] + b[i // 64] for i, c in enumerate(codes))]
+
+
+def test_gpt_oss_as_published(tmp_path):
+    def both(tensors):
+        plain_rest(tensors)
+        publish(tensors)
+    mlx = rig.copy_model(tmp_path / "mlx", "gpt_oss", tensors=plain_rest,
+                         config={"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}})
+    published = rig.copy_model(tmp_path / "hf", "gpt_oss", tensors=both, config={
+        "quantization": None, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}})
+    drop = lambda v: {k: x for k, x in v.items() if k != "model"}  # noqa: E731
+    assert drop(scores(mlx, tmp_path)) == drop(scores(published, tmp_path))
+
+
+def refusal(model):
+    done = rig.run("generate", model, "--prompt", "x", "--max-tokens", "1")
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_gpt_oss_refusals_by_name(tmp_path):
+    def plain(tensors):
+        publish(tensors)
+        name = "model.layers.0.mlp.experts.gate_up_proj"
+        _, _, data = tensors.pop(name + "_blocks")
+        tensors[name] = ["BF16", [len(data) // 2], data]
+
+    def lost(tensors):
+        publish(tensors)
+        del tensors["model.layers.1.mlp.experts.down_proj_scales"]
+
+    assert "take the mxfp4 checkpoint as published" in refusal(rig.copy_model(tmp_path / "a", "gpt_oss", tensors=plain))
+    assert "model.layers.1.mlp.experts.down_proj_scales is missing" in refusal(rig.copy_model(tmp_path / "b", "gpt_oss", tensors=lost))
+    assert "swiglu_limit" in refusal(rig.copy_model(tmp_path / "c", "gpt_oss", config={"swiglu_limit": 10.0}))
+
+
+def test_nvfp4_with_a_tensor_scale_is_refused_by_name(tmp_path):
+    """B-113"""
+    def change(tensors):
+        tensors["model.layers.0.self_attn.k_proj.global_scale"] = ["F32", [1], b"\0\0\x80?"]
+    assert "model.layers.0.self_attn.k_proj.global_scale" in refusal(rig.copy_model(tmp_path, "llama-fp", tensors=change))
 
 
 def test_a_missing_expert_is_named(tmp_path):

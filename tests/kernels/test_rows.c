@@ -95,6 +95,8 @@ static void one_elementwise(const struct cpu_kernels *t, int op, float *y, const
     case 1: memcpy(y, x, (size_t)n * 4); t->add(y, u, n); break;
     case 2: t->silu_mul(x, u, n, y); break;
     case 3: t->gelu_tanh_mul(x, u, n, y); break;
+    case 4: t->swiglu_clamped(x, u, n, y); break;
+    case 5: t->swiglu_clamped(u, x, n, y); break;
     default: memcpy(y, x, (size_t)n * 4); t->softcap(y, n, 30.0f); break;
     }
 }
@@ -107,12 +109,12 @@ static void test_elementwise(void **state)
         struct kt_buf x = kt_alloc((size_t)n * 4), u = kt_alloc((size_t)n * 4), want = kt_alloc((size_t)n * 4);
         fill((float *)x.p, n, c & 1 ? 10.0f : 100.0f, true);
         fill((float *)u.p, n, 1.0f, false);
-        one_elementwise(&plain, c % 5, (float *)want.p, (float *)x.p, (float *)u.p, n);
+        one_elementwise(&plain, c % 7, (float *)want.p, (float *)x.p, (float *)u.p, n);
         for (int l = 0; l < n_level; l++) {
             struct kt_buf y = kt_alloc((size_t)n * 4);
             char what[64];
-            snprintf(what, sizeof what, "%s op %d", level[l].level, c % 5);
-            one_elementwise(&level[l], c % 5, (float *)y.p, (float *)x.p, (float *)u.p, n);
+            snprintf(what, sizeof what, "%s op %d", level[l].level, c % 7);
+            one_elementwise(&level[l], c % 7, (float *)y.p, (float *)x.p, (float *)u.p, n);
             kt_expect_same((float *)want.p, (float *)y.p, (size_t)n, what);
             kt_free(&y);
         }
@@ -122,7 +124,7 @@ static void test_elementwise(void **state)
     }
 }
 
-/* Dense sweep of the vector functions through silu, gelu and softcap. */
+/* Dense sweep of the vector functions through silu, gelu, the clamped swiglu and softcap. */
 static void test_elementwise_sweep(void **state)
 {
     (void)state;
@@ -133,7 +135,7 @@ static void test_elementwise_sweep(void **state)
         memcpy(x.p + 4 * i, &bits, 4);
         ((float *)u.p)[i] = 1.0f;
     }
-    for (int op = 2; op < 5; op++) {
+    for (int op = 2; op < 7; op++) {
         one_elementwise(&plain, op, (float *)a.p, (float *)x.p, (float *)u.p, n);
         for (int l = 0; l < n_level; l++) {
             one_elementwise(&level[l], op, (float *)b.p, (float *)x.p, (float *)u.p, n);

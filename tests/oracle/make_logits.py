@@ -13,7 +13,7 @@ from common import GOLDEN, TINY, load_mlx_f32, log_softmax, mlx_logits, read_tex
 from ref64 import Ref64
 
 N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
-FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2"]
+FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2"]
 NO_WINDOW = {"sliding_window": 4096}   # mlx-lm leaves out the windows of Gemma 2 and Phi-3: compared where none cuts
 
 
@@ -89,6 +89,9 @@ def main():
         make(name, NO_WINDOW if name == "gemma2" else None, name, mlx=name != "gemma")   # mlx-lm: GELU by erf
     if "gemma2" in chosen:
         make("gemma2", None, "gemma2-window", mlx=False)
+    if "gpt_oss" in chosen:      # as published: the range of yarn is not rounded; mlx-lm rounds it all the same
+        scaling = json.loads((TINY / "gpt_oss" / "config.json").read_text())["rope_scaling"]
+        make("gpt_oss", {"rope_scaling": dict(scaling, truncate=False)}, "gpt_oss-truncate", mlx=False)
     if "phi3" in chosen:
         make("phi3", {"sliding_window": 40}, "phi3-window", mlx=False)
     if sys.argv[1:]:

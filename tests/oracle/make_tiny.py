@@ -170,6 +170,26 @@ FAMILIES = {
                     intermediate_size=96, num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2,
                     num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, rope_theta=1000000.0,
                     rope_scaling=None, tie_word_embeddings=False)),
+    # Every linear of attention, the router, and the experts have biases; experts mxfp4, the rest affine 8 bit.
+    "gpt_oss": dict(
+        module="gpt_oss", dtype="bfloat16", quant=(4, 32, "mxfp4"), seed=1035, files=bpe_files, norm_mean=1.0,
+        override=lambda p: ".experts." in p or {"group_size": 64, "bits": 8},
+        config=dict(BASE, model_type="gpt_oss", architectures=["GptOssForCausalLM"], hidden_size=64,
+                    intermediate_size=64, num_local_experts=8, num_experts_per_tok=3, num_hidden_layers=2,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-5, rope_theta=150000.0,
+                    sliding_window=16, layer_types=["sliding_attention", "full_attention"], attention_bias=True,
+                    tie_word_embeddings=False, swiglu_limit=7.0,
+                    rope_scaling=dict(rope_type="yarn", factor=8.0, beta_fast=32.0, beta_slow=1.0,
+                                      original_max_position_embeddings=512))),
+    # The fp formats side by side: nvfp4 (embedding and head too), mxfp8 and mxfp4.
+    "llama-fp": dict(
+        module="llama", dtype="bfloat16", quant=(4, 16, "nvfp4"), seed=1019, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 32, "bits": 8, "mode": "mxfp8"} if p.endswith(("q_proj", "down_proj"))
+        else {"group_size": 32, "bits": 4, "mode": "mxfp4"} if p.endswith(("gate_proj", "o_proj")) else True,
+        config=dict(BASE, model_type="llama", architectures=["LlamaForCausalLM"], hidden_size=64,
+                    intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, tie_word_embeddings=False,
+                    attention_bias=False, mlp_bias=False)),
     "granite": dict(
         module="granite", dtype="bfloat16", quant=(4, 32), seed=1014, files=bpe_files, norm_mean=1.0,
         override=lambda p: True,
@@ -255,7 +275,11 @@ def draw(name, shape, spec, key):
         return (0.6 if spec["module"] in GEMMAS else 2.2) / shape[1] ** 0.5 * norm(shape)
     if name == "lm_head.weight":
         return 2.2 / shape[1] ** 0.5 * norm(shape)
-    if name.endswith(".gate.weight"):
+    if name.endswith(".sinks"):
+        return 1.0 + norm(shape)
+    if spec["module"] == "gpt_oss" and name.endswith(("gate_proj.weight", "up_proj.weight")):
+        return 3.0 / shape[-1] ** 0.5 * norm(shape)     # some above the clamp
+    if name.endswith((".gate.weight", ".router.weight")):
         return 4.0 / shape[-1] ** 0.5 * norm(shape)     # routers that decide
     gain = 1.3 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.6
     return gain / shape[-1] ** 0.5 * norm(shape)
@@ -284,8 +308,8 @@ def build(name):
                                  for i, (k, v) in enumerate(params)]))
     mx.eval(model.parameters())
     if spec["quant"]:
-        bits, group = spec["quant"]
-        model, config = quantize_model(model, config, group, bits,
+        bits, group, mode = (*spec["quant"], "affine")[:3]
+        model, config = quantize_model(model, config, group, bits, mode,
                                        quant_predicate=lambda p, m: spec["override"](p))
     save_model(out, model)
     save_config(config, out / "config.json")

@@ -45,6 +45,22 @@ def dequantise_affine(words, scales, biases, bits, group):
     return q * s + b
 
 
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def e4m3(v):
+    """Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity."""
+    v = v.astype(np.int64)
+    e, m = (v >> 3) & 15, v & 7
+    return np.where(v & 128, -1.0, 1.0) * np.where(e == 0, m * 2.0 ** -9, (8 + m) * 2.0 ** (e - 10.0))
+
+
+def dequantise_fp(words, scales, mode, group):
+    q = unpack_codes(words, 8 if mode == "mxfp8" else 4)
+    s = e4m3(scales) if mode == "nvfp4" else 2.0 ** (scales.astype(np.float64) - 127)
+    return (e4m3(q) if mode == "mxfp8" else FP4[q]) * np.repeat(s, group, axis=1)
+
+
 def round_bf16(x):
     u = np.array([x], np.float32).view(np.uint32)
     return float(((u + 0x7FFF + ((u >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)[0])
@@ -80,8 +96,9 @@ def rope_divisors(dims, theta, scaling, max_pos, positions):
         def dim_of(rotations):
             return dims * np.log(old / (rotations * 2 * np.pi)) / (2 * np.log(theta))
 
-        lo = max(np.floor(dim_of(s.get("beta_fast", 32))), 0)
-        hi = min(np.ceil(dim_of(s.get("beta_slow", 1))), dims - 1)
+        down, up = (np.floor, np.ceil) if s.get("truncate", True) else (float, float)
+        lo = max(down(dim_of(s.get("beta_fast", 32))), 0)
+        hi = min(up(dim_of(s.get("beta_slow", 1))), dims - 1)
         keep = 1 - np.clip((np.arange(dims // 2) - lo) / (hi - lo if hi != lo else 0.001), 0, 1)
         inter = s["factor"] * f
 
@@ -123,9 +140,13 @@ class Ref64:
         w = self.w[module + ".weight"]
         if module + ".scales" in self.w:
             spec = self.c["quantization"].get(module) or self.c["quantization"]
-            s, b = self.w[module + ".scales"], self.w[module + ".biases"]
-            rows = [a.reshape(-1, a.shape[-1]) for a in (w, s, b)]     # experts are stacked in a third dim
-            w = dequantise_affine(*rows, spec["bits"], spec["group_size"]).reshape(*w.shape[:-1], -1)
+            parts = [w, self.w[module + ".scales"], self.w.get(module + ".biases")]
+            rows = [a.reshape(-1, a.shape[-1]) for a in parts if a is not None]     # experts are stacked in a third dim
+            if spec.get("mode", "affine") == "affine":
+                y = dequantise_affine(*rows, spec["bits"], spec["group_size"])
+            else:
+                y = dequantise_fp(*rows, spec["mode"], spec["group_size"])
+            w = y.reshape(*w.shape[:-1], -1)
         self.cache[module] = w = w.astype(np.float64)
         return w
 
@@ -179,14 +200,20 @@ class Ref64:
         if window:
             see &= at - key < window
         s = np.where(see, s, -np.inf)
+        if p + "sinks" in self.w:      # one more logit of each head, whose value is 0
+            sink = np.broadcast_to(self.w[p + "sinks"].astype(np.float64)[:, None, None], (n_head, n, 1))
+            s = np.concatenate([s, sink], -1)
         s = np.exp(s - s.max(-1, keepdims=True))
         s /= s.sum(-1, keepdims=True)
+        s = s[..., :n]
         return self.linear((s @ v).swapaxes(0, 1).reshape(n, -1), p + "o_proj")
 
     def experts(self, x, i):
-        c, mixtral = self.c, self.family == "mixtral"
-        p = f"model.layers.{i}." + ("block_sparse_moe." if mixtral else "mlp.")
-        g = self.linear(x, p + "gate")
+        c, oss = self.c, self.family == "gpt_oss"
+        mixtral = self.family in ("mixtral", "gpt_oss")     # softmax over the chosen
+        p = f"model.layers.{i}." + ("block_sparse_moe." if self.family == "mixtral" else "mlp.")
+        stack = p + ("experts." if oss else "switch_mlp.")
+        g = self.linear(x, p + ("router" if oss else "gate"))
         if not mixtral:
             g = np.exp(g - g.max(-1, keepdims=True))
             g /= g.sum(-1, keepdims=True)
@@ -198,17 +225,25 @@ class Ref64:
             w = np.exp(w - w.max(-1, keepdims=True))
         if mixtral or c["norm_topk_prob"]:
             w /= w.sum(-1, keepdims=True)
-        gate, up, down = (self.weight(p + f"switch_mlp.{n}_proj") for n in ("gate", "up", "down"))
+        gate, up, down = (self.weight(stack + f"{n}_proj") for n in ("gate", "up", "down"))
+        zero = np.zeros((gate.shape[0], 1))
+        b_gate, b_up, b_down = (self.w.get(stack + f"{n}_proj.bias", zero).astype(np.float64) for n in ("gate", "up", "down"))
         y = np.zeros_like(x)
         for row in range(len(x)):
             for e, we in zip(chosen[row], w[row]):
-                a, b = gate[e] @ x[row], up[e] @ x[row]
-                y[row] += we * (down[e] @ (a / (1 + np.exp(-a)) * b))
+                a, b = gate[e] @ x[row] + b_gate[e], up[e] @ x[row] + b_up[e]
+                if oss:
+                    self.clamped = getattr(self, "clamped", 0) + (a > 7).sum() + (np.abs(b) > 7).sum()
+                    a, b = np.minimum(a, 7), np.clip(b, -7, 7)
+                    h = a / (1 + np.exp(-1.702 * a)) * (b + 1)
+                else:
+                    h = a / (1 + np.exp(-a)) * b
+                y[row] += we * (down[e] @ h + b_down[e])
         return y
 
     def mlp(self, x, i):
         p = f"model.layers.{i}.mlp."
-        if p + "gate.weight" in self.w or self.family == "mixtral":
+        if p + "gate.weight" in self.w or self.family in ("mixtral", "gpt_oss"):
             return self.experts(x, i)
         if p + "gate_up_proj.weight" in self.w:
             g, u = np.split(self.linear(x, p + "gate_up_proj"), 2, -1)
@@ -245,6 +280,8 @@ class Ref64:
                 yield *full, c["sliding_window"] if i % 2 == 0 else None
             elif self.family == "smollm3" and (i + 1) % c["no_rope_layer_interval"] == 0:
                 yield None, None, None
+            elif self.family == "gpt_oss":
+                yield *full, c["sliding_window"] if c["layer_types"][i] == "sliding_attention" else None
             else:
                 yield *full, c.get("sliding_window") if self.family == "phi3" else None
 

@@ -178,6 +178,8 @@ void cpu_sample_sum_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
 int64_t cpu_sample_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
 void cpu_sample_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
 
+/* step_rows.c: y[0..n) = act(gate) * up */
+void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate, const float *up, int64_t n, float *y);
 /* step_rows.c: columns [col0, col1) of row i of a gated MLP; y: scratch of the whole width. */
 void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y);
 /* step_rope.c: head h of token i: q' to y; K (through tmp, head_dim floats) and V into their page. */

@@ -130,6 +130,7 @@ struct cpu_kernels {
     void (*add)(float *y, const float *x, int64_t n);               /* y += x */
     void (*silu_mul)(const float *gate, const float *up, int64_t n, float *y);      /* mb_silu(gate) * up */
     void (*gelu_tanh_mul)(const float *gate, const float *up, int64_t n, float *y); /* mb_gelu_tanh(gate) * up */
+    void (*swiglu_clamped)(const float *gate, const float *up, int64_t n, float *y); /* mb_swiglu_clamped(gate, up) */
     void (*softcap)(float *x, int64_t n, float cap);                /* cap * mb_tanh(x / cap), x / cap a division */
 
     /* LoRA (docs/numerics.md section 2). lora_project: u[r] = sum over k of a[r][k] * x[k], r < n_rows, rows of a ld_a
@@ -191,8 +192,11 @@ struct pack_source {
     enum dtype dt;            /* of scales and biases, or of the elements */
     int64_t n, k;
     const void *w, *scales, *biases;
+    int64_t row_step;         /* row o of the matrix is row o * row_step of the file; 0 = 1 */
 };
 void cpu_pack_blocks(const struct pack_source *src, int64_t blk0, int64_t blk1, uint8_t *dst);
+/* One element of a matrix in an fp format (mxfp4, mxfp8, nvfp4), exact: what the packed form yields too. */
+float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k);
 /* What src becomes: fills type, dt, g, n, k, block_bytes. MB_UNSUPPORTED names the scheme. */
 mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, mb_error *err);
 

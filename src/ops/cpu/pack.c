@@ -215,6 +215,16 @@ static void row_float(const struct pack_source *src, int64_t row, uint8_t *block
     for (int64_t k = 0; k < src->k; k++) memcpy(block + e * (size_t)(k * 16 + r), w + e * (size_t)k, e);
 }
 
+float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k)
+{
+    int64_t at = row * src->k + k;
+    uint8_t sc = ((const uint8_t *)src->scales)[at / src->spec.group_size]; /* rows are whole groups */
+    float scale = src->spec.mode == QUANT_NVFP4 ? e4m3_value(sc) : e8m0_value(sc);
+    const uint8_t *w = src->w;
+    if (src->spec.mode == QUANT_MXFP8) return e4m3_value(w[at]) * scale;
+    return (float)(fp4_code(w[at / 2] >> (4 * (at & 1)) & 15) - 12) * 0.5f * scale;
+}
+
 static void row_quantised(const struct pack_source *src, const struct cpu_weight *w, int64_t row, uint8_t *block, int r)
 {
     size_t codes = (size_t)w->g * (w->type == CPU_W_Q4 ? 8 : 16), group = codes + 32 * elem_bytes(w->dt);
@@ -231,14 +241,15 @@ void cpu_pack_blocks(const struct pack_source *src, int64_t blk0, int64_t blk1, 
 {
     struct cpu_weight w;
     if (cpu_pack_plan(src, &w, NULL) != MB_OK) return; /* the caller has planned it: cannot happen */
+    int64_t step = src->row_step > 0 ? src->row_step : 1;
     for (int64_t b = blk0; b < blk1; b++, dst += w.block_bytes) {
         int64_t left = src->n - 16 * b;
         if (left < 16 || w.type == CPU_W_F) memset(dst, 0, w.block_bytes);
         for (int r = 0; r < 16 && r < left; r++) {
             if (w.type == CPU_W_F)
-                row_float(src, 16 * b + r, dst, r);
+                row_float(src, (16 * b + r) * step, dst, r);
             else
-                row_quantised(src, &w, 16 * b + r, dst, r);
+                row_quantised(src, &w, (16 * b + r) * step, dst, r);
         }
     }
 }

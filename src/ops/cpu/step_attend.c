@@ -160,6 +160,14 @@ static float *out_row(const struct compiled *c, const struct plan_step *s, const
            (int64_t)(t->head0 + i % t->group) * s->u.attend.head_dim;
 }
 
+/* The sink of row i's head, behind all splits: a split of one key with the value 0 (zeros: d of them). */
+static void merge_sink(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i, const float *zeros,
+                       float *M, float *Lt, float *O)
+{
+    if (!s->u.attend.sinks) return;
+    c->dev->kernels.attend_merge(s->u.attend.head_dim, s->u.attend.sinks[t->head0 + i % t->group], 1.0f, zeros, M, Lt, O);
+}
+
 static void write_kv(const struct compiled *c, const struct plan_step *rope, const struct tile *t, float *tmp)
 {
     if (rope && rope->u.rope_kv.k >= 0 && c->attn_head_parts == 1) cpu_rope_kv(c, rope, c->batch.row_first[t->i_row] + t->tok0, t->i_head_kv, tmp);
@@ -202,7 +210,11 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
         for (int32_t i = 0; i < t->n_rows; i++)
             k->attend_merge(d, a->m[i], a->ls[i], a->o + i * d, &a->M[i], &a->Lt[i], a->O + i * d);
     }
-    for (int32_t i = 0; i < t->n_rows; i++) k->attend_finish(d, a->Lt[i], a->O + i * d, out_row(c, s, t, i));
+    memset(a->o, 0, (size_t)d * sizeof(float));
+    for (int32_t i = 0; i < t->n_rows; i++) {
+        merge_sink(c, s, t, i, a->o, &a->M[i], &a->Lt[i], a->O + i * d);
+        k->attend_finish(d, a->Lt[i], a->O + i * d, out_row(c, s, t, i));
+    }
     write_inputs(c, s, t);
 }
 
@@ -237,12 +249,14 @@ static void merge_tile(const struct compiled *c, const struct plan_step *s, cons
     const struct cpu_kernels *k = &c->dev->kernels;
     int64_t d = s->u.attend.head_dim;
     size_t step = unit_floats(s, t);
+    memset(a->o, 0, (size_t)d * sizeof(float));
     for (int32_t i = 0; i < t->n_rows; i++) {
         float M = -INFINITY, Lt = 0;
         memset(a->O, 0, (size_t)d * sizeof(float));
         const float *p = slot;
         for (int32_t sp = t->split0; sp < t->split1; sp++, p += step)
             k->attend_merge(d, p[i], p[t->n_rows + i], p + 2 * t->n_rows + i * d, &M, &Lt, a->O);
+        merge_sink(c, s, t, i, a->o, &M, &Lt, a->O);
         k->attend_finish(d, Lt, a->O, out_row(c, s, t, i));
     }
     write_inputs(c, s, t);

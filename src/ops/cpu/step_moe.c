@@ -2,7 +2,7 @@
  *
  *   route         logits of a token -> top_k experts (ids rising) and their weights
  *   experts, up   a tile is some columns of one expert for all its tokens: gate, up, activation, linear input of down
- *   experts, down a tile is some outputs for a chunk of tokens, over all experts in rising id: acc = acc + w * down(x),
+ *   experts, down a tile is some outputs for a chunk of tokens, over all experts in rising id: acc = acc + w * (down(x) + bias),
  *                 acc = +0 at first, then the residual (or the branch) gets acc
  * No barrier an expert, and no expert's order depends on the batch: a token's bits are a function of its own row
  * (docs/numerics.md). The opener of a pass sorts the batch's slots by expert.
@@ -189,8 +189,9 @@ void cpu_experts_up_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
         cpu_matmul_choose(k, gate.type, x.form)(&gate, blk0, blk1, &x, 0, n, y_gate, ld);
         cpu_matmul_choose(k, up.type, x.form)(&up, blk0, blk1, &x, 0, n, y_up, ld);
         for (int32_t i = 0; i < n; i++) {
-            if (s->u.experts.kind == GLU_SILU) k->silu_mul(y_gate + i * ld, y_up + i * ld, ld, y + col0);
-            else k->gelu_tanh_mul(y_gate + i * ld, y_up + i * ld, ld, y + col0);
+            if (s->u.experts.gate_bias) k->add(y_gate + i * ld, s->u.experts.gate_bias + e * width + col0, ld);
+            if (s->u.experts.up_bias) k->add(y_up + i * ld, s->u.experts.up_bias + e * width + col0, ld);
+            cpu_glu(k, s->u.experts.kind, y_gate + i * ld, y_up + i * ld, ld, y + col0);
             write_hidden(c, s, c->moe.slot[at + i], y, col0, col1);
         }
     }
@@ -226,14 +227,16 @@ static void down_add(const struct compiled *c, const struct plan_step *s, int32_
 {
     const struct cpu_kernels *k = &c->dev->kernels;
     int32_t top_k = s->u.experts.top_k;
-    int64_t ld = 16 * (blk1 - blk0);
-    struct cpu_weight w = expert_weight(s->u.experts.down, e, s->u.experts.gate->k);
+    int64_t ld = 16 * (blk1 - blk0), n_out = s->u.experts.gate->k;
+    struct cpu_weight w = expert_weight(s->u.experts.down, e, n_out);
+    const float *bias = s->u.experts.down_bias ? s->u.experts.down_bias + e * n_out + 16 * blk0 : NULL;
     for (int32_t n; at < end; at += n) {
         n = end - at < GATHER_ROWS ? end - at : GATHER_ROWS;
         struct cpu_act x = gather(c, s->u.experts.hidden, c->moe.slot + at, n, 1, w.k, rows);
         cpu_matmul_choose(k, w.type, x.form)(&w, blk0, blk1, &x, 0, n, tmp, ld);
         for (int32_t i = 0; i < n; i++) {
             int32_t slot = c->moe.slot[at + i];
+            if (bias) k->add(tmp + i * ld, bias, ld);
             k->scale(tmp + i * ld, ld, cpu_row_f32(c, s->u.experts.route, slot / top_k)[top_k + slot % top_k]);
             k->add(acc + (slot / top_k - row0) * ld, tmp + i * ld, ld);
         }

@@ -88,12 +88,17 @@ void cpu_rows_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile,
 
 /* --- glu --- */
 
+void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate, const float *up, int64_t n, float *y)
+{
+    if (kind == GLU_SILU) k->silu_mul(gate, up, n, y);
+    else if (kind == GLU_GELU_TANH) k->gelu_tanh_mul(gate, up, n, y);
+    else k->swiglu_clamped(gate, up, n, y);
+}
+
 void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y)
 {
-    const struct cpu_kernels *k = &c->dev->kernels;
     const float *gate = cpu_row_f32(c, s->in, i) + col0, *up = cpu_row_f32(c, s->u.glu.up, i) + col0;
-    if (s->u.glu.kind == GLU_SILU) k->silu_mul(gate, up, col1 - col0, y + col0);
-    else k->gelu_tanh_mul(gate, up, col1 - col0, y + col0);
+    cpu_glu(&c->dev->kernels, s->u.glu.kind, gate, up, col1 - col0, y + col0);
     if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i) + col0, y + col0, (size_t)(col1 - col0) * sizeof *y);
     cpu_write_inputs(c, s->outs, i, y, col0, col1);
 }

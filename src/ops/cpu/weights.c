@@ -9,7 +9,7 @@
 static struct pack_source to_pack_source(const struct weight_source *s)
 {
     return (struct pack_source){ .spec = s->spec, .dt = s->dt, .n = s->n, .k = s->k, .w = s->w, .scales = s->scales,
-                                 .biases = s->biases };
+                                 .biases = s->biases, .row_step = s->row_step };
 }
 
 static size_t packed_bytes(const struct cpu_weight *w)
@@ -171,6 +171,9 @@ static void mapped_row(const struct weight_source *s, int64_t i, float *out)
                                 (const uint8_t *)s->biases + (size_t)(i * groups) * e, s->dt, 1, s->k, out);
         return;
     }
+    struct pack_source fp = to_pack_source(s);
+    for (int64_t j = 0; s->spec.mode != QUANT_NONE && j < s->k; j++) out[j] = cpu_fp_value(&fp, i, j);
+    if (s->spec.mode != QUANT_NONE) return;
     const uint8_t *p = (const uint8_t *)s->w + (size_t)(i * s->k) * (size_t)dtype_get(s->dt)->size_bytes;
     for (int64_t j = 0; j < s->k; j++) {
         uint16_t h;

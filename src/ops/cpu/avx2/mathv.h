@@ -86,6 +86,14 @@ FORCED __m256 silu_v(__m256 x)
     return _mm256_div_ps(x, _mm256_add_ps(V8(1.0f), e));
 }
 
+FORCED __m256 swiglu_clamped_v(__m256 gate, __m256 up)
+{
+    __m256 g = _mm256_min_ps(V8(7.0f), gate); /* a NaN is the second operand: it passes */
+    __m256 u = _mm256_max_ps(V8(-7.0f), _mm256_min_ps(V8(7.0f), up));
+    __m256 e = exp_v(_mm256_mul_ps(g, V8(-1.702f)));
+    return _mm256_mul_ps(_mm256_add_ps(u, V8(1.0f)), _mm256_div_ps(g, _mm256_add_ps(V8(1.0f), e)));
+}
+
 FORCED __m256 gelu_tanh_v(__m256 x)
 {
     __m256 c = _mm256_mul_ps(_mm256_mul_ps(x, x), V8(0x1.6e4e26p-5f));

@@ -100,6 +100,13 @@ static void gelu_tanh_mul_avx2(const float *gate, const float *up, int64_t n, fl
         part_store(y + i, n - i, _mm256_mul_ps(gelu_tanh_v(part_load(gate + i, n - i)), part_load(up + i, n - i)));
 }
 
+static void swiglu_clamped_avx2(const float *gate, const float *up, int64_t n, float *y)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, swiglu_clamped_v(_mm256_loadu_ps(gate + i), _mm256_loadu_ps(up + i)));
+    if (i < n) part_store(y + i, n - i, swiglu_clamped_v(part_load(gate + i, n - i), part_load(up + i, n - i)));
+}
+
 FORCED __m256 softcap_v(__m256 x, __m256 cap)
 {
     return _mm256_mul_ps(cap, tanh_v(_mm256_div_ps(x, cap)));
@@ -120,5 +127,6 @@ void avx2_fill_rows(struct cpu_kernels *t)
     t->add = add_avx2;
     t->silu_mul = silu_mul_avx2;
     t->gelu_tanh_mul = gelu_tanh_mul_avx2;
+    t->swiglu_clamped = swiglu_clamped_avx2;
     t->softcap = softcap_avx2;
 }

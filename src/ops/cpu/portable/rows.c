@@ -44,6 +44,11 @@ static void gelu_tanh_mul_portable(const float *gate, const float *up, int64_t n
     for (int64_t i = 0; i < n; i++) y[i] = mb_gelu_tanh(gate[i]) * up[i];
 }
 
+static void swiglu_clamped_portable(const float *gate, const float *up, int64_t n, float *y)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = mb_swiglu_clamped(gate[i], up[i]);
+}
+
 static void softcap_portable(float *x, int64_t n, float cap)
 {
     for (int64_t i = 0; i < n; i++) x[i] = cap * mb_tanh(x[i] / cap);
@@ -57,5 +62,6 @@ void PORTABLE(portable_fill_rows)(struct cpu_kernels *t)
     t->add = add_portable;
     t->silu_mul = silu_mul_portable;
     t->gelu_tanh_mul = gelu_tanh_mul_portable;
+    t->swiglu_clamped = swiglu_clamped_portable;
     t->softcap = softcap_portable;
 }
