@@ -121,9 +121,15 @@ static void marker(struct reasoning *r, bool inside)
     r->from_prompt = false;
 }
 
+/* Is an opening tag a marker here? At the start of a thought that the prompt opened it is swallowed. */
+static bool may_open(struct reasoning *r)
+{
+    return r->inside ? r->from_prompt : !r->answer_only && !markdown_in_code(&r->code);
+}
+
 static void saw_open(struct reasoning *r)
 {
-    if (r->inside ? !r->from_prompt : markdown_in_code(&r->code)) put_str(r, r->tags->open, strlen(r->tags->open));
+    if (!may_open(r)) put_str(r, r->tags->open, strlen(r->tags->open));
     else marker(r, true);
 }
 
@@ -161,7 +167,7 @@ static bool is_held(struct reasoning *r, const char **whole)
         return true;
     }
     if (!begins(t->open, r->held, r->n_held)) return false;
-    if (r->inside ? !r->from_prompt : markdown_in_code(&r->code)) return false;
+    if (!may_open(r)) return false;
     if (t->open[r->n_held] == '\0') *whole = t->open;
     return true;
 }

@@ -42,6 +42,7 @@ struct reasoning {
     bool inside;          /* in a thought */
     bool fresh;           /* nothing of this thought or answer has come out since its marker: line breaks are dropped */
     bool from_prompt;     /* in the thought that the prompt opened, nothing seen yet */
+    bool answer_only;     /* may be set after init: an opening tag in the answer is text (a grammar says what the answer is) */
     char held[16];        /* beginning of a tag, held back; no tag of the table is longer */
     size_t n_held;
     size_t n_newline;     /* line breaks held back at the end of a thought */

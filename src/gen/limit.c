@@ -47,6 +47,7 @@ mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, 
     if (!c->limit.mask) return mb_fail(err, MB_NO_MEMORY, "no memory for a token mask");
     c->limit.may_open = may_open && !opens_reasoning;
     if (!s->plan.grammar) return MB_OK;
+    c->split.answer_only = c->split.by_text; /* only a marker token can stand outside of what the grammar allows */
     MB_TRY(grammar_state_open(&c->limit.state, s->plan.grammar, err));
     return accept_beginning(c, err);
 }

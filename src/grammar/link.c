@@ -43,7 +43,7 @@ static void make_automata(struct link *l, int32_t root)
             continue;
         }
         if (!r->body) {
-            build_fail(b, MB_INTERNAL, "the rule %s has no body", rule_name(b, l->order[i]));
+            build_fail(b, MB_INTERNAL, "%s has no body", rule_name(b, l->order[i]));
             return;
         }
         if (!r->dfa) r->dfa = dfa_of_expr(b, r->body, false, FORM_RAW, rule_name(b, l->order[i]));
@@ -172,7 +172,7 @@ static void refuse_left_recursion(struct link *l, struct left *left)
             }
             int32_t to = x->calls[x->at++];
             if (left[to].color == 1) {
-                build_fail(b, MB_UNSUPPORTED, "the rule %s begins with itself (left recursion through other rules or "
+                build_fail(b, MB_UNSUPPORTED, "%s begins with itself (left recursion through other rules or "
                            "repetitions of nothing): write it as a repetition", rule_name(b, to));
                 return;
             }

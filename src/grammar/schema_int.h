@@ -60,6 +60,8 @@ struct sctx {
     bool formats_unknown;        /* schema_valid: a format decides nothing (for many readers it is an annotation) */
     bool has_unevaluated;        /* then it matters which of several branches hold */
     size_t n_branches;           /* of the value being compiled */
+    size_t next_member;          /* schema_valid: of an enum, likely to be asked about next */
+    size_t valid_work;           /* schema_valid: comparisons so far */
 };
 
 /* One schema of a conjunction. */

@@ -6,7 +6,7 @@
 #include "base/utf8.h"
 #include "grammar/schema_int.h"
 
-enum { VALID_MAX_DEPTH = 200 };
+enum { VALID_MAX_DEPTH = 200, VALID_VISIT = 16, VALID_MAX_WORK = 20000000 };
 
 json_t *object_get(const json_t *o, const char *key, size_t len)
 {
@@ -69,11 +69,30 @@ static double number_of(const json_t *v)
     return big[0] == '-' ? -d : d;
 }
 
-static bool in_list(const json_t *list, const json_t *v)
+/* Schemas that refer to others more than once, and long lists against each other, would ask for ever. */
+static bool may_go_on(struct sctx *c, size_t work)
 {
-    for (size_t i = 0; i < json_array_size(list); i++) /* usually v is itself the member of a long enum */
-        if (json_array_get(list, i) == v) return true;
-    for (size_t i = 0; i < json_array_size(list); i++)
+    c->valid_work += work;
+    if (c->valid_work > VALID_MAX_WORK && c->b->status == MB_OK)
+        build_fail(c->b, MB_TOO_LARGE, "it takes too long to see which values of enum, const and not the rest of the schema allows");
+    return c->b->status == MB_OK;
+}
+
+/* Usually v is itself the member of a long enum, behind the one that was asked about before. */
+static bool in_list(struct sctx *c, const json_t *list, const json_t *v)
+{
+    size_t n = json_array_size(list);
+    if (c->next_member < n && json_array_get(list, c->next_member) == v) {
+        c->next_member++;
+        return true;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (json_array_get(list, i) != v) continue;
+        c->next_member = i + 1;
+        return true;
+    }
+    if (!may_go_on(c, n)) return false;
+    for (size_t i = 0; i < n; i++)
         if (json_same(json_array_get(list, i), v)) return true;
     return false;
 }
@@ -232,11 +251,11 @@ bool schema_valid(struct sctx *c, json_t *s, const json_t *v, int depth)
         return false;
     }
     const json_t *k;
-    if (c->b->status != MB_OK) return false;
+    if (!may_go_on(c, VALID_VISIT)) return false;
     if ((k = json_object_get(s, "type")) && !(schema_types(k) & type_of(v))) return false;
     if ((k = json_object_get(s, "const")) && !json_same(k, v)) return false;
-    if ((k = json_object_get(s, "enum")) && !in_list(k, v)) return false;
-    if ((k = json_object_get(s, KEY_NOT_ENUM)) && in_list(k, v)) return false;
+    if ((k = json_object_get(s, "enum")) && !in_list(c, k, v)) return false;
+    if ((k = json_object_get(s, KEY_NOT_ENUM)) && in_list(c, k, v)) return false;
     bool ok = true;
     if (is_number(v)) ok = valid_number(s, v);
     else if (json_is_text(v)) ok = valid_string(c, s, v);

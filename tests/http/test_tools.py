@@ -258,6 +258,25 @@ def test_template_without_tools(forced):
     assert r.status_code == 200
 
 
+def test_b055_references_by_place(tmp_path):
+    """B-055 B-064: an argument that refers to another by its place in the schema; a markup that writes arguments one by one."""
+    point = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+    move = {"name": "move", "parameters": {"type": "object", "properties": {"from": point, "to": {"$ref": "#/properties/from"}}, "required": ["from", "to"]}}
+    model = rig.copy_model(tmp_path, tokenizer={"chat_template": TURN + "{# " + FAMILIES["qwen"][0] + " #}"})
+    with rig.Server(model=model) as s:
+        r = s.chat(tools=[{"type": "function", "function": move}], tool_choice="required", parallel_tool_calls=False, max_tokens=400)
+    (call,) = r["choices"][0]["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert list(arguments) == ["from", "to"] and all(v["x"] in (1, 2) for v in arguments.values())
+
+
+def test_b143_a_tag_in_a_constrained_answer_is_text(llama):
+    """B-143 B-055: where a grammar says what the answer is, a tag in it opens no thought, whose text nothing would constrain."""
+    for text in ("a<think>b", "<think>b</think>c"):
+        m = llama.chat(guided_choice=[text], max_tokens=40)["choices"][0]["message"]
+        assert m["content"] == text and "reasoning_content" not in m
+
+
 # --- a real model ---
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mlx-bun" / "starter"

@@ -165,6 +165,37 @@ static void test_b065_recursion(void **state)
     check_refused("{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"],\"type\":\"object\"}", MB_INVALID, "", "no finite text");
 }
 
+static void long_enums(struct buf *b, int n)
+{
+    buf_clear(b);
+    buf_append_str(b, "{\"allOf\":[");
+    for (int k = 0; k < n; k++) {
+        buf_append_str(b, k ? ",{\"enum\":[0" : "{\"enum\":[0");
+        for (int i = 1; i < 20000; i++) buf_printf(b, ",%d", i);
+        buf_append_str(b, "]}");
+    }
+    buf_append_str(b, "]}");
+}
+
+/* B-059: whether the rest of a schema allows the members of an enum takes bounded time, and a long enum is no trouble */
+static void test_b059_long_enums_and_forking_references(void **state)
+{
+    struct buf b;
+    (void)state;
+    buf_init(&b, 0);
+    buf_append_str(&b, "{\"enum\":[\"a\"],\"$ref\":\"#/$defs/d0\",\"$defs\":{");
+    for (int i = 0; i < 40; i++)
+        buf_printf(&b, "\"d%d\":{\"allOf\":[{\"$ref\":\"#/$defs/d%d\"},{\"$ref\":\"#/$defs/d%d\"}]},", i, i + 1, i + 1);
+    buf_append_str(&b, "\"d40\":{\"type\":\"string\"}}}");
+    check_refused(b.data, MB_TOO_LARGE, "", "takes too long");
+    buf_clear(&b);
+    long_enums(&b, 2);
+    check_refused(b.data, MB_TOO_LARGE, "", "takes too long");
+    long_enums(&b, 1);
+    grammar_unref(compiled(b.data, true));
+    buf_free(&b);
+}
+
 /* B-067: numbers under bounds, exactly */
 static void test_b067_integers(void **state)
 {
@@ -377,6 +408,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_b056_any_of_enums), cmocka_unit_test(test_b061_bad_schemas), cmocka_unit_test(test_unenforceable),
         cmocka_unit_test(test_b062_patterns), cmocka_unit_test(test_b064_references), cmocka_unit_test(test_b065_recursion),
+        cmocka_unit_test(test_b059_long_enums_and_forking_references),
         cmocka_unit_test(test_b067_integers), cmocka_unit_test(test_b067_numbers), cmocka_unit_test(test_b068_utf8),
         cmocka_unit_test(test_b070_white_space), cmocka_unit_test(test_b074_arrays), cmocka_unit_test(test_b074_formats),
         cmocka_unit_test(test_objects), cmocka_unit_test(test_combinations), cmocka_unit_test(test_counted_lengths),

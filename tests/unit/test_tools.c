@@ -272,6 +272,24 @@ static void test_b056_enums_are_not_doubly_quoted(void **state)
           "|get_weather {\"zip\":\"123\",\"days\":4,\"note\":\"5\",\"city\":\"6\"}");
 }
 
+/* B-059: a schema that refers to itself many times over is asked a bounded number of times */
+static void test_b059_schemas_that_refer_to_themselves(void **state)
+{
+    struct buf b;
+    mb_error err = { 0 };
+    (void)state;
+    tool_set_close(&set);
+    buf_init(&b, 0);
+    buf_append_str(&b, "[{\"name\":\"f\",\"parameters\":{\"properties\":{\"a\":{\"$ref\":\"#/$defs/a\"}},\"$defs\":{\"a\":{\"allOf\":[");
+    for (int i = 0; i < 60; i++) buf_append_str(&b, i ? ",{\"$ref\":\"#/$defs/a\"}" : "{\"$ref\":\"#/$defs/a\"}");
+    buf_append_str(&b, "]}}}}]");
+    assert_int_equal(tool_set_open(&set, b.data, &err), MB_OK);
+    check("qwen-xml", "<tool_call><function=f><parameter=a>\"b\"</parameter></function></tool_call>", "|f {\"a\":\"\\\"b\\\"\"}");
+    buf_free(&b);
+    tool_set_close(&set);
+    assert_int_equal(open_set(NULL), 0);
+}
+
 /* B-058: as produced, nothing invented */
 static void test_b058_cut_off_gives_what_there_is(void **state)
 {
@@ -377,6 +395,7 @@ int main(void)
         cmocka_unit_test(test_b053_broken_markup_is_text),
         cmocka_unit_test(test_markup_in_code_is_text),
         cmocka_unit_test(test_b056_enums_are_not_doubly_quoted),
+        cmocka_unit_test(test_b059_schemas_that_refer_to_themselves),
         cmocka_unit_test(test_b058_cut_off_gives_what_there_is),
         cmocka_unit_test(test_text_before_a_call_streams),
         cmocka_unit_test(test_many_closing_signs),

@@ -64,22 +64,60 @@ static void json_name(struct writer *w, const char *before, const char *name, co
     buf_free(&b);
 }
 
-/* %json of a part of a tool's schema; references to definitions of the whole still resolve. */
-static void json_item(struct writer *w, const json_t *schema, const json_t *root, bool object)
+static bool has_reference(const json_t *v)
 {
-    static const char *const defs[] = { "$defs", "definitions" };
-    struct json_write_opts opts = { 0 };
-    json_t *s = json_is_object(schema) ? json_copy((json_t *)schema) : json_object();
-    for (size_t i = 0; s && root && root != schema && i < 2; i++) {
-        json_t *d = json_object_get(root, defs[i]);
-        if (d && !json_object_get(s, defs[i]) && json_object_set(s, defs[i], d) != 0) w->out->failed = MB_NO_MEMORY;
+    const char *key;
+    json_t *member;
+    json_object_foreach((json_t *)v, key, member)
+        if (strcmp(key, "$ref") == 0 || strcmp(key, "$dynamicRef") == 0 || has_reference(member)) return true;
+    for (size_t i = 0; i < json_array_size(v); i++)
+        if (has_reference(json_array_get(v, i))) return true;
+    return false;
+}
+
+/* {"$ref": "tool:#/properties/KEY", "$defs": {"tool": ROOT with "$id": "tool:"}}: what the argument's schema refers to by its
+ * place in the whole schema is still found there. A new object or NULL. */
+static json_t *through_root(const json_t *root, const char *key)
+{
+    const char *id = json_string_value(json_object_get(root, "$id"));
+    struct buf b;
+    buf_init(&b, 0);
+    buf_printf(&b, "%s#/properties/", id ? id : "tool:");
+    for (const char *p = key; *p; p++) {
+        if (*p == '~' || *p == '/') buf_append_str(&b, *p == '~' ? "~0" : "~1");
+        else if (*p == '%') buf_append_str(&b, "%25");
+        else buf_append_char(&b, *p);
     }
-    if (s && object && !json_object_get(s, "type") && json_object_set_new(s, "type", json_string("object")) != 0)
-        w->out->failed = MB_NO_MEMORY;
-    if (!s) w->out->failed = MB_NO_MEMORY;
+    json_t *whole = json_copy((json_t *)root), *out = NULL;
+    bool ok = whole && !b.failed && (id || json_object_set_new(whole, "$id", json_string("tool:")) == 0);
+    if (ok) out = json_pack("{s:s, s:{s:O}}", "$ref", b.data, "$defs", "tool", whole);
+    json_decref(whole);
+    buf_free(&b);
+    return out;
+}
+
+static void json_item(struct writer *w, json_t *schema /* taken; NULL: no memory */)
+{
+    struct json_write_opts opts = { 0 };
+    if (!schema) w->out->failed = MB_NO_MEMORY;
     buf_append_str(w->out, " %json ");
-    if (s && !w->out->failed) json_write(w->out, s, &opts);
-    json_decref(s);
+    if (!w->out->failed) json_write(w->out, schema, &opts);
+    json_decref(schema);
+}
+
+/* %json of all arguments. */
+static void json_arguments(struct writer *w, const struct tool *t)
+{
+    json_t *s = t->parameters ? json_copy((json_t *)t->parameters) : json_object();
+    if (s && !json_object_get(s, "type") && json_object_set_new(s, "type", json_string("object")) != 0) w->out->failed = MB_NO_MEMORY;
+    json_item(w, s);
+}
+
+/* %json of one argument. */
+static void json_argument(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
+{
+    if (has_reference(schema)) json_item(w, through_root(t->parameters, key));
+    else json_item(w, json_is_object(schema) ? json_incref((json_t *)schema) : json_object());
 }
 
 /* --- arguments as JSON --- */
@@ -90,7 +128,7 @@ static void json_call(struct writer *w, const struct tool *t, const char *key)
     buf_printf(&b, ", \"%s\": ", key);
     json_name(w, "{\"name\": ", t->name, b.data ? b.data : "");
     buf_free(&b);
-    json_item(w, t->parameters, t->parameters, true);
+    json_arguments(w, t);
     lit(w, "}");
 }
 
@@ -136,7 +174,7 @@ static void choices(struct writer *w, const json_t *list, const char *quote)
 }
 
 /* Text between tags, with the closing one. */
-static void tag_value(struct writer *w, const struct tool *t, const json_t *schema, const char *end, const char *token)
+static void tag_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema, const char *end, const char *token)
 {
     unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
@@ -145,13 +183,13 @@ static void tag_value(struct writer *w, const struct tool *t, const json_t *sche
         return;
     }
     if (list) choices(w, list, NULL);
-    else json_item(w, schema, t->parameters, false);
+    else json_argument(w, t, key, schema);
     json_decref(list);
     if (token && w->o->has_token(w->o->ctx, token)) sign(w, token);
     else lit(w, end);
 }
 
-static void gemma_value(struct writer *w, const struct tool *t, const json_t *schema)
+static void gemma_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
 {
     unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
@@ -165,19 +203,19 @@ static void gemma_value(struct writer *w, const struct tool *t, const json_t *sc
     } else if (types & (TYPE_STRING | TYPE_OBJECT | TYPE_ARRAY)) {
         buf_append_str(w->out, types == TYPE_ARRAY ? " tool-gemma-list" : types == TYPE_OBJECT ? " tool-gemma-object" : " tool-gemma");
     } else {
-        json_item(w, schema, t->parameters, false);
+        json_argument(w, t, key, schema);
     }
     json_decref(list);
 }
 
 /* Numbers, truth values and None, as many kinds as are allowed. */
-static void python_plain(struct writer *w, const struct tool *t, const json_t *schema, unsigned types)
+static void python_plain(struct writer *w, const struct tool *t, const char *key, const json_t *schema, unsigned types)
 {
     const char *between = " (";
     if (types & (TYPE_INTEGER | TYPE_NUMBER)) {
         buf_append_str(w->out, " (");
         if (types & (TYPE_BOOLEAN | TYPE_NULL)) buf_append_str(w->out, "tool-number");
-        else json_item(w, schema, t->parameters, false);
+        else json_argument(w, t, key, schema);
         between = " | ";
     }
     if (types & TYPE_BOOLEAN) buf_printf(w->out, "%s\"True\" | \"False\"", between), between = " | ";
@@ -185,7 +223,7 @@ static void python_plain(struct writer *w, const struct tool *t, const json_t *s
     buf_append_str(w->out, " )");
 }
 
-static void python_value(struct writer *w, const struct tool *t, const json_t *schema)
+static void python_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
 {
     unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
@@ -195,7 +233,7 @@ static void python_value(struct writer *w, const struct tool *t, const json_t *s
     else if (types == TYPE_ARRAY) buf_append_str(w->out, " tool-python-list");
     else if (types == TYPE_OBJECT) buf_append_str(w->out, " tool-python-dict");
     else if (types & (TYPE_STRING | TYPE_ARRAY | TYPE_OBJECT)) buf_append_str(w->out, " tool-python");
-    else python_plain(w, t, schema, types);
+    else python_plain(w, t, key, schema, types);
     json_decref(list);
 }
 
@@ -216,11 +254,11 @@ static void argument(struct writer *w, const struct tool *t, const char *key, co
     switch (w->f->style) {
     case STYLE_QWEN_XML:
         quoted_key(w, "<parameter=", key, ">\n");
-        tag_value(w, t, schema, "\n</parameter>\n", NULL);
+        tag_value(w, t, key, schema, "\n</parameter>\n", NULL);
         break;
     case STYLE_ATTR_XML:
         quoted_key(w, "<param name=\"", key, "\">");
-        tag_value(w, t, schema, "</param>", "</param>");
+        tag_value(w, t, key, schema, "</param>", "</param>");
         break;
     case STYLE_GLM:
         sign(w, "<arg_key>");
@@ -228,16 +266,16 @@ static void argument(struct writer *w, const struct tool *t, const char *key, co
         sign(w, "</arg_key>");
         lit(w, "\n");
         sign(w, "<arg_value>");
-        tag_value(w, t, schema, "</arg_value>", "</arg_value>");
+        tag_value(w, t, key, schema, "</arg_value>", "</arg_value>");
         lit(w, "\n");
         break;
     case STYLE_GEMMA:
         quoted_key(w, "", key, ":");
-        gemma_value(w, t, schema);
+        gemma_value(w, t, key, schema);
         break;
     default:
         quoted_key(w, "", key, "=");
-        python_value(w, t, schema);
+        python_value(w, t, key, schema);
         break;
     }
 }
@@ -280,7 +318,7 @@ static void tool_rule(struct writer *w, const struct tool *t, size_t i)
     case STYLE_MISTRAL_ARGS:
         lit(w, t->name);
         sign(w, "[ARGS]");
-        json_item(w, t->parameters, t->parameters, true);
+        json_arguments(w, t);
         by_argument = false;
         break;
     default:

@@ -7,6 +7,13 @@
 #include "chat/tools/tools_int.h"
 
 #define SCHEMA_DEPTH 16
+#define SCHEMA_MAX_VISITS 4096 /* of one question; a schema that refers to itself would ask for ever */
+
+/* A walk over a schema and what it refers to. */
+struct schema_walk {
+    const json_t *root;
+    int n_visits;
+};
 
 /* --- tools --- */
 static mb_status take_tool(struct tool *t, const json_t *item, size_t i, mb_error *err)
@@ -103,19 +110,19 @@ static unsigned type_of_value(const json_t *v)
     }
 }
 
-static unsigned types_at(const json_t *schema, const json_t *root, int depth);
+static unsigned types_at(const json_t *schema, struct schema_walk *w, int depth);
 
-static unsigned union_of(const json_t *list, const json_t *root, int depth)
+static unsigned union_of(const json_t *list, struct schema_walk *w, int depth)
 {
     unsigned t = 0;
-    for (size_t i = 0; i < json_array_size(list); i++) t |= types_at(json_array_get(list, i), root, depth);
+    for (size_t i = 0; i < json_array_size(list) && t != TYPE_ANY; i++) t |= types_at(json_array_get(list, i), w, depth);
     return t;
 }
 
-static unsigned types_at(const json_t *schema, const json_t *root, int depth)
+static unsigned types_at(const json_t *schema, struct schema_walk *w, int depth)
 {
     unsigned t = TYPE_ANY, of_values = 0;
-    if (!json_is_object(schema) || depth > SCHEMA_DEPTH) return TYPE_ANY;
+    if (!json_is_object(schema) || depth > SCHEMA_DEPTH || ++w->n_visits > SCHEMA_MAX_VISITS) return TYPE_ANY;
     const json_t *type = json_object_get(schema, "type"), *list = json_object_get(schema, "enum");
     const char *ref = json_string_value(json_object_get(schema, "$ref"));
     if (json_is_string(type)) t &= type_of_word(json_string_value(type));
@@ -127,19 +134,20 @@ static unsigned types_at(const json_t *schema, const json_t *root, int depth)
     for (size_t i = 0; i < json_array_size(list); i++) of_values |= type_of_value(json_array_get(list, i));
     if (json_object_get(schema, "const")) of_values |= type_of_value(json_object_get(schema, "const"));
     if (of_values) t &= of_values;
-    if (ref) t &= types_at(resolve(root, ref), root, depth + 1);
+    if (ref) t &= types_at(resolve(w->root, ref), w, depth + 1);
     list = json_object_get(schema, "anyOf");
-    if (json_array_size(list)) t &= union_of(list, root, depth + 1);
+    if (json_array_size(list)) t &= union_of(list, w, depth + 1);
     list = json_object_get(schema, "oneOf");
-    if (json_array_size(list)) t &= union_of(list, root, depth + 1);
+    if (json_array_size(list)) t &= union_of(list, w, depth + 1);
     list = json_object_get(schema, "allOf");
-    for (size_t i = 0; i < json_array_size(list); i++) t &= types_at(json_array_get(list, i), root, depth + 1);
+    for (size_t i = 0; i < json_array_size(list); i++) t &= types_at(json_array_get(list, i), w, depth + 1);
     return t ? t : TYPE_ANY; /* a schema that allows nothing says nothing */
 }
 
 unsigned argument_types(const json_t *schema, const json_t *root)
 {
-    return types_at(schema, root, 0);
+    struct schema_walk w = { .root = root };
+    return types_at(schema, &w, 0);
 }
 
 const json_t *argument_schema(const struct tool *t, const char *key)
@@ -152,20 +160,20 @@ const json_t *argument_schema(const struct tool *t, const char *key)
 }
 
 /* --- values --- */
-static bool in_enums(const json_t *schema, const json_t *root, const json_t *v, int depth)
+static bool in_enums(const json_t *schema, struct schema_walk *w, const json_t *v, int depth)
 {
-    if (!json_is_object(schema) || depth > SCHEMA_DEPTH) return false;
+    if (!json_is_object(schema) || depth > SCHEMA_DEPTH || ++w->n_visits > SCHEMA_MAX_VISITS) return false;
     const char *ref = json_string_value(json_object_get(schema, "$ref"));
     static const char *const lists[] = { "anyOf", "oneOf", "allOf" };
     const json_t *list = json_object_get(schema, "enum");
     for (size_t i = 0; i < json_array_size(list); i++)
         if (json_equal(json_array_get(list, i), v)) return true;
     if (json_object_get(schema, "const") && json_equal(json_object_get(schema, "const"), v)) return true;
-    if (ref && in_enums(resolve(root, ref), root, v, depth + 1)) return true;
+    if (ref && in_enums(resolve(w->root, ref), w, v, depth + 1)) return true;
     for (size_t k = 0; k < 3; k++) {
         list = json_object_get(schema, lists[k]);
         for (size_t i = 0; i < json_array_size(list); i++)
-            if (in_enums(json_array_get(list, i), root, v, depth + 1)) return true;
+            if (in_enums(json_array_get(list, i), w, v, depth + 1)) return true;
     }
     return false;
 }
@@ -175,8 +183,9 @@ static json_t *unquoted(const json_t *schema, const json_t *root, struct str tex
 {
     struct str s = str_trim(text);
     if (s.len < 2 || s.ptr[0] != '"' || s.ptr[s.len - 1] != '"') return NULL;
+    struct schema_walk w = { .root = root };
     json_t *v = json_part(s);
-    if (json_is_text(v) && in_enums(schema, root, v, 0)) return v;
+    if (json_is_text(v) && in_enums(schema, &w, v, 0)) return v;
     json_decref(v);
     return NULL;
 }
