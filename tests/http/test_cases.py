@@ -169,9 +169,10 @@ def test_b044_lines_while_waiting(long_model):
     """B-044: a stream that has to wait gets a comment line within seconds, alone between events; the real SDK does not
     mind it (test_faults.py)."""
     with Server("--batch", 1, model=long_model) as s:
-        first, second = s.connect(), s.connect()
-        first.sendall(rig.request(RAW, {"prompt": "a", "ignore_eos": True, "max_tokens": 120000}))
-        while s.stats()["batch"]["active_rows"] == 0:
+        before, second = [s.connect() for _ in range(3)], s.connect()
+        for c in before:  # three: one whose answer is not fetched fast enough is parked, and leaves its slot to the next
+            c.sendall(rig.request(RAW, {"prompt": "a", "ignore_eos": True, "max_tokens": 120000}))
+        while s.stats()["batch"]["active_rows"] == 0 or s.stats()["batch"]["submitted_rows"] < 3:
             time.sleep(0.01)
         second.sendall(rig.request(RAW, {"prompt": "b", "ignore_eos": True, "max_tokens": 5, "stream": True}))
         second.settimeout(8)
@@ -179,7 +180,8 @@ def test_b044_lines_while_waiting(long_model):
         while b"\n\n" not in data:
             data += second.recv(1000)
         assert status == 200 and re.search(rb"(?:^|\n): [^\n]*\n\n", data), data
-        first.close()
+        for c in before:
+            c.close()
         while b"[DONE]" not in data:
             data += second.recv(65536)
         second.close()
