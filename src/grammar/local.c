@@ -126,7 +126,7 @@ static void merge_frontier(struct machine *m, const struct local *base)
 {
     uint32_t n = m->frontier.n, k = 0;
     for (uint32_t i = 0; i < base->n_frontier && m->status == MB_OK; i++) frontier_add(m, &m->frontier, 0);
-    if (m->status != MB_OK) return;
+    if (m->status != MB_OK || m->frontier.n == 0) return;
     uint32_t *all = m->frontier.nodes, *visited = all + base->n_frontier, out = 0; /* the visited ones move to the end */
     memmove(visited, all, n * sizeof *all);
     for (uint32_t i = 0; i < n || k < base->n_frontier;) {
