@@ -4,7 +4,7 @@
  * own numbers, `false` for a module left in floats, `true` for the global numbers. The same module is written with
  * different prefixes by different tools, so both the stored keys and every question lose them first (B-113).
  * Foreign schemes under "quantization_config" are refused by name. Whether the packed shapes agree with the answer is
- * checked where the tensors are bound (model/bind.c).
+ * checked where the tensors are bound (model/bind_source.c).
  */
 #include "format/quant.h"
 
@@ -91,11 +91,11 @@ static mb_status refuse_foreign(const char *method, mb_error *err)
         if (strcmp(foreign_rows[i].method, method) == 0)
             return mb_fail_at(err, MB_UNSUPPORTED, "quantization_config",
                               "config.json: the weights are packed with %s, which is not read; take an MLX conversion "
-                              "of this model, or convert its 16-bit weights with `mlx-bun convert -q`",
+                              "of this model, or convert its 16-bit weights with `mlx_lm.convert -q`",
                               foreign_rows[i].text);
     return mb_fail_at(err, MB_UNSUPPORTED, "quantization_config",
                       "config.json: quantization_config.quant_method names an unknown scheme; take an MLX conversion of "
-                      "this model, or convert its 16-bit weights with `mlx-bun convert -q`");
+                      "this model, or convert its 16-bit weights with `mlx_lm.convert -q`");
 }
 
 /* --- reading one spec --- */

@@ -18,6 +18,7 @@ enum { NAME_MAX_BYTES = 512 };
 struct target {
     const char *path;        /* below the model's prefix: "layers.0.self_attn.q_proj" */
     const struct weight *w;
+    int64_t first, n_file;   /* rows of a fused matrix that are w's; n_file: of the whole, w->n where it is not fused */
     int32_t i_layer;         /* -1: the head */
     const struct tensor_view *a, *b;
     char module[NAME_MAX_BYTES]; /* whole name, as the tensors spell it */
@@ -55,13 +56,15 @@ static mb_status add_target(void *ctx, const struct bind_request *r, struct weig
 {
     struct scan *s = ctx;
     int i_layer = -1;
-    if (strcmp(r->path, "embed_tokens") == 0) return MB_OK;
+    if (strcmp(r->path, "embed_tokens") == 0 || r->n_stack > 0) return MB_OK; /* no step adds to a table or to experts */
     if (s->n_targets == s->m->n_modules) return mb_fail(err, MB_INTERNAL, "the model has more modules than it counted");
     struct target *t = &s->targets[s->n_targets++];
     t->path = arena_strdup(&s->arena, r->path);
     if (sscanf(r->path, "layers.%d.", &i_layer) == 1) t->i_layer = i_layer;
     else t->i_layer = -1;
     t->w = w;
+    t->first = r->first;
+    t->n_file = r->n_file ? r->n_file : w->n;
     return t->path ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
 }
 
@@ -125,9 +128,10 @@ static const char *path_of(const struct model_spec *spec, const char *module)
     return NULL;
 }
 
-static struct target *target_find(struct scan *s, const char *path)
+/* The first target of this path at or after `from`; the parts of a fused matrix share one. */
+static struct target *target_find(struct scan *s, const char *path, int32_t from)
 {
-    for (int32_t i = 0; path && i < s->n_targets; i++)
+    for (int32_t i = from; path && i < s->n_targets; i++)
         if (strcmp(s->targets[i].path, path) == 0) return &s->targets[i];
     return NULL;
 }
@@ -149,7 +153,7 @@ static void say_no_module(struct scan *s, const char *tensor, const char *path)
         problem(s, "%.300s: the head of this model is tied to its embedding and cannot be adapted", tensor);
     else if (path && sscanf(path, "layers.%d.", &i_layer) == 1 && i_layer >= s->m->spec.n_layer)
         problem(s, "%.300s: layer %d, the model has %d layers", tensor, i_layer, (int)s->m->spec.n_layer);
-    else problem(s, "%.300s: the model has no such linear", tensor);
+    else problem(s, "%.300s: the model has no such linear that can be adapted", tensor);
 }
 
 /* --- tensors --- */
@@ -164,7 +168,7 @@ static mb_status take_tensor(struct scan *s, const struct tensor_view *t, mb_err
         return MB_OK;
     }
     const char *path = path_of(&s->m->spec, module);
-    struct target *to = target_find(s, path);
+    struct target *to = target_find(s, path, 0);
     if (!to) {
         say_no_module(s, t->name, path);
         return MB_OK;
@@ -176,10 +180,11 @@ static mb_status take_tensor(struct scan *s, const struct tensor_view *t, mb_err
     else if (t->n_dim != 2) problem(s, "%.300s: found %d dimensions, wanted 2", t->name, t->n_dim);
     else if (t->dtype != DT_F32 && t->dtype != DT_F16 && t->dtype != DT_BF16)
         problem(s, "%.300s: found %s, wanted F32, F16 or BF16", t->name, dtype_get(t->dtype)->name);
-    else {
-        *slot = t;
-        strcpy(to->module, module);
-    }
+    else
+        for (; to; to = target_find(s, path, (int32_t)(to - s->targets) + 1)) {
+            *(half == HALF_A ? &to->a : &to->b) = t;
+            strcpy(to->module, module);
+        }
     return MB_OK;
 }
 
@@ -210,7 +215,7 @@ static mb_status check_pair(struct scan *s, struct target *t, mb_error *err)
         return MB_OK;
     }
     check_width(s, t->a, true, t->w->k);
-    check_width(s, t->b, false, t->w->n);
+    check_width(s, t->b, false, t->n_file);
     int64_t rank = rank_of(s, t->a, true);
     if (rank != rank_of(s, t->b, false)) {
         problem(s, "%.200s: A has rank %lld, B has rank %lld", t->module, (long long)rank, (long long)rank_of(s, t->b, false));
@@ -265,13 +270,14 @@ static float element(const struct tensor_view *t, int64_t i)
     return t->dtype == DT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
-/* rows x cols of t, or of its transpose, times scale. False: a NaN or an infinity. */
-static bool convert(const struct tensor_view *t, bool transpose, float scale, int64_t rows, int64_t cols, float *out)
+/* rows x cols of t, or of its transpose, from column `first` of all its cols_file on, times scale. False: a NaN or an infinity. */
+static bool convert(const struct tensor_view *t, bool transpose, float scale, int64_t rows, int64_t first, int64_t cols,
+                    int64_t cols_file, float *out)
 {
     bool finite = true;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) {
-            float v = element(t, transpose ? c * rows + r : r * cols + c) * scale;
+            float v = element(t, transpose ? (first + c) * rows + r : r * cols_file + first + c) * scale;
             finite = finite && isfinite(v);
             out[r * cols + c] = v;
         }
@@ -335,8 +341,8 @@ static mb_status fill(const struct scan *s, struct adapter *a, XXH64_state_t *ha
         struct lora_module *m = &a->modules[t->w->i_module];
         float *fa = at, *fb = fa + padded(t->rank * t->w->k);
         at = fb + padded(t->rank * t->w->n);
-        bool ok = convert(t->a, mlx, 1.0f, t->rank, t->w->k, fa);
-        if (!convert(t->b, !mlx, (float)t->scale, t->rank, t->w->n, fb) || !ok)
+        bool ok = convert(t->a, mlx, 1.0f, t->rank, 0, t->w->k, t->w->k, fa);
+        if (!convert(t->b, !mlx, (float)t->scale, t->rank, t->first, t->w->n, t->n_file, fb) || !ok)
             return mb_fail_at(err, MB_BAD_FORMAT, "path", "%.200s: the adapter holds a NaN or an infinity", t->module);
         *m = (struct lora_module){ .a = fa, .b = fb, .rank = t->rank };
         if (t->rank > a->handle.max_rank) a->handle.max_rank = t->rank;

@@ -1,4 +1,4 @@
-/* model_int.h: inside of a loaded model. bind.c fills the weights, plan.c writes the steps, model.c owns the whole. */
+/* model_int.h: inside of a loaded model. bind*.c fill the weights, plan.c writes the steps, model.c owns the whole. */
 #ifndef MODEL_MODEL_INT_H
 #define MODEL_MODEL_INT_H
 
@@ -63,11 +63,17 @@ static inline int32_t bind_group(const struct quant_spec *q)
 {
     return q->mode == QUANT_NONE || q->mode == QUANT_MXFP8 ? 0 : q->group_size;
 }
+/* Full module path of a path below the prefix (lm_head lies beside it); arena memory, NULL: no memory. */
+char *bind_path(const struct model_spec *s, struct arena *a, const char *path);
+/* Path of expert i: `pattern` is a bind_request's `listed`. */
+void bind_expert_path(char *path, size_t cap, const char *pattern, int i);
 /* The common prefix of this checkpoint's tensors ("model.", "language_model.model." ...). MB_NOT_FOUND. */
 mb_status bind_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err);
 /* Visit every matrix of the model in load order; stops at the first failure. */
 typedef mb_status (*bind_visit_fn)(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err);
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err);
+/* Norms, biases, sinks of every layer, and the final norm. */
+mb_status bind_vectors(struct model *m, const struct checkpoint *c, mb_error *err);
 /* Load everything: pack matrices, convert vectors, drop source pages. */
 mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct model_options *opt, mb_error *err);
 

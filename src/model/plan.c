@@ -134,9 +134,14 @@ static struct plan_step *add_pre_norm(struct writer *w, int i_layer, const float
     return s;
 }
 
-/* A norm over all heads of q or k, in place. */
-static void add_whole_norm(struct writer *w, int i_layer, buf_id b, const float *weight)
+/* A norm over all heads of q or k, in place; layers of different widths would share a buffer that is too wide. */
+static void add_whole_norm(struct writer *w, int i_layer, buf_id b, int64_t width, const float *weight)
 {
+    if (w->p->bufs[b].width != width) {
+        w->failed = true;
+        mb_fail(w->err, MB_UNSUPPORTED, "layer %d: a norm over %lld values, other layers have %d", i_layer, (long long)width,
+                (int)w->p->bufs[b].width);
+    }
     add_norm(w, i_layer, b, weight)->out = b;
 }
 
@@ -179,14 +184,13 @@ static void add_attention(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *qkv[3] = { &lw->q, &lw->k, &lw->v };
     buf_id in_of[3];
-    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, 3, false, w->b.lora_in,
-               in_of);
+    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, 3, false, w->b.lora_in, in_of);
     struct part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false, 0 }, { &lw->k, lw->k_bias, w->b.k, false, 0 },
                              { &lw->v, lw->v_bias, w->b.v, false, 0 } };
     add_linears(w, i_layer, parts, in_of, 3, 0);
     if (l->qk_norm_whole) {
-        add_whole_norm(w, i_layer, w->b.q, lw->q_norm);
-        add_whole_norm(w, i_layer, w->b.k, lw->k_norm);
+        add_whole_norm(w, i_layer, w->b.q, lw->q.n, lw->q_norm);
+        add_whole_norm(w, i_layer, w->b.k, lw->k.n, lw->k_norm);
     }
     add_rope_kv(w, i_layer);
 
@@ -215,6 +219,11 @@ static void add_moe(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *readers[3] = { &lw->router, &lw->gate, &lw->up };
     buf_id in_of[3];
+    if (spec->residual_scale != 0) {
+        w->failed = true;
+        mb_fail(w->err, MB_UNSUPPORTED, "layer %d: experts with a scaled residual are not in this version", i_layer);
+        return;
+    }
     add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, 3, false, w->b.lora_in, in_of);
     if (in_of[1] != in_of[2]) {
         w->failed = true;
@@ -253,8 +262,7 @@ static void add_mlp(struct writer *w, int i_layer)
     const struct weight *gate_up[2] = { &lw->gate, &lw->up };
     const struct weight *down[1] = { &lw->down };
     buf_id in_of[2];
-    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in,
-               in_of);
+    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
     struct part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false, 0 }, { &lw->up, lw->up_bias, w->b.up, false, 0 } };
     add_linears(w, i_layer, parts, in_of, 2, 0);
     struct plan_step *s = add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
@@ -273,8 +281,7 @@ static void add_head(struct writer *w)
     const struct weight *head[1] = { m->spec.tied_head ? &m->embed : &m->head };
     buf_id in_of[1];
     add_step(w, STEP_DRAWS, -1, w->b.residual, w->b.draw_residual);
-    add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in,
-               in_of);
+    add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in, in_of);
     struct part part = { head[0], NULL, w->b.logits, false, m->spec.logit_scale };
     add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
     add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);

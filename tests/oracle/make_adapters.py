@@ -56,6 +56,7 @@ def shapes(ref):
     h, ff = c["hidden_size"], c["intermediate_size"]
     q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
     return {"self_attn.q_proj": (h, q), "self_attn.k_proj": (h, kv), "self_attn.v_proj": (h, kv), "self_attn.o_proj": (q, h),
+            "self_attn.qkv_proj": (h, q + 2 * kv), "mlp.gate_up_proj": (h, 2 * ff),
             "mlp.gate_proj": (h, ff), "mlp.up_proj": (h, ff), "mlp.down_proj": (ff, h), "lm_head": (h, c["vocab_size"])}
 
 
@@ -135,7 +136,7 @@ def mlx_logits_with(checkpoint, name, ids):
 
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
-    cases, refs = [], {n: Ref64(TINY / n) for n in ("llama", "gemma3", "qwen2", "qwen3")}
+    cases, refs = [], {n: Ref64(TINY / n) for n in ("llama", "gemma3", "qwen2", "qwen3", "phi3")}
 
     def case(label, model, folders, arrays, mlx=None):
         ids = prompt_ids(TINY / model)[:N_PROMPT]
@@ -191,6 +192,14 @@ def main():
         f = draw(ref, 6, layer_names(ref), 4, scale=2.0)
         write_mlx(name, f, 4, 2.0, ref.c["num_hidden_layers"])
         case(name, name, [name], [f], mlx=name)
+
+    # Fused matrices: one B over the rows of all parts.
+    ref = refs["phi3"]
+    g = draw(ref, 7, layer_names(ref, ["self_attn.qkv_proj", "mlp.gate_up_proj"]), 4, scale=2.0)
+    write_mlx("phi3", g, 4, 2.0, ref.c["num_hidden_layers"])
+    write_peft("phi3-peft", g, r=4, lora_alpha=8, target_modules=["qkv_proj", "gate_up_proj"])
+    case("phi3", "phi3", ["phi3"], [g], mlx="phi3")
+    case("phi3-peft", "phi3", ["phi3-peft"], [g])
 
     write_json(OUT / "cases.json", {"oracle": versions("mlx", "mlx-lm", "numpy"), "n_prompt": N_PROMPT,
                                     "positions": POSITIONS,
