@@ -7,6 +7,7 @@
  * No barrier an expert, and no expert's order depends on the batch: a token's bits are a function of its own row
  * (docs/numerics.md). The opener of a pass sorts the batch's slots by expert.
  */
+#include <math.h>
 #include <string.h>
 
 #include "ops/cpu/cpu_int.h"
@@ -20,24 +21,27 @@
 
 /* --- route --- */
 
-/* Best first by value, ties to the lower id; a NaN is never better, so that ids are always valid. */
+/* Is expert a before b, a the higher id? Ties go to the lower id; a NaN is behind all numbers. */
+static bool better(const float *x, int32_t a, int32_t b)
+{
+    return x[a] > x[b] || (isnan(x[b]) && !isnan(x[a]));
+}
+
+/* The best top_k of n, ids rising. One pass, over a list that is kept with the best first. */
 static void pick(const float *x, int32_t n, int32_t top_k, float *ids)
 {
-    for (int32_t j = 0; j < top_k; j++) {
-        int32_t best = -1;
-        for (int32_t i = 0; i < n; i++) {
-            bool taken = false;
-            for (int32_t t = 0; t < j; t++) taken = taken || ids[t] == (float)i;
-            if (!taken && (best < 0 || x[i] > x[best])) best = i;
-        }
-        ids[j] = (float)best;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t t = i < top_k ? i : top_k; /* where i goes; the list has that many */
+        if (t == top_k && !better(x, i, (int32_t)ids[--t])) continue;
+        for (; t > 0 && better(x, i, (int32_t)ids[t - 1]); t--) ids[t] = ids[t - 1];
+        ids[t] = (float)i;
     }
-    for (int32_t j = 1; j < top_k; j++) /* rising */
-        for (int32_t t = j; t > 0 && ids[t - 1] > ids[t]; t--) {
-            float swap = ids[t];
-            ids[t] = ids[t - 1];
-            ids[t - 1] = swap;
-        }
+    for (int32_t j = 1; j < top_k; j++) {
+        float id = ids[j];
+        int32_t t = j;
+        for (; t > 0 && ids[t - 1] > id; t--) ids[t] = ids[t - 1];
+        ids[t] = id;
+    }
 }
 
 /* x becomes exp(x - max) / sum, all in index order. */
