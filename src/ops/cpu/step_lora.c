@@ -8,8 +8,6 @@
 
 #include "ops/cpu/cpu_int.h"
 
-#define RANK_CHUNK 8 /* rows of A that one work item takes */
-
 size_t cpu_lora_slot_floats(const struct plan *p)
 {
     return (size_t)PLAN_MAX_PARTS * PLAN_MAX_STACK * (size_t)p->max_lora_rank;
@@ -92,20 +90,18 @@ void cpu_lora_copy(const struct compiled *c, buf_id input, int64_t i, const floa
 
 /* --- u = A x --- */
 
-/* i_u: number of the part in its pass, where its u goes. */
-static void project_chunk(struct compiled *c, const struct plan_step *s, int64_t i_slot, int i_part, int i_u, int i_stack,
-                          int chunk)
+/* All adapters of one row at one part. i_u: number of the part in its pass, where its u goes. */
+static void project_part(struct compiled *c, const struct plan_step *s, int64_t i_slot, int i_part, int i_u)
 {
     const struct weight *w = s->u.linear.part[i_part].w;
     bool per_draw = c->plan->bufs[s->in].per_draw;
     int64_t i = row_index(c, per_draw, i_slot), slot;
     const struct row *r = row_at(c, per_draw, i, &slot);
-    if (i_stack >= r->n_adapters) return;
-    const struct lora_module *m = module_of(r->adapters[i_stack], w);
-    int32_t first = chunk * RANK_CHUNK, n = m ? m->rank - first : 0;
-    if (n <= 0) return;
-    c->dev->kernels.lora_project(m->a + (int64_t)first * w->k, w->k, n < RANK_CHUNK ? n : RANK_CHUNK, input_at(c, s->in, i),
-                                 w->k, u_at(c, slot, i_u, i_stack) + first);
+    for (int i_stack = 0; i_stack < r->n_adapters; i_stack++) {
+        const struct lora_module *m = module_of(r->adapters[i_stack], w);
+        if (m && m->rank > 0)
+            c->dev->kernels.lora_project(m->a, w->k, m->rank, input_at(c, s->in, i), w->k, u_at(c, slot, i_u, i_stack));
+    }
 }
 
 /* Tiles: (slot, part of the pass). */
@@ -127,11 +123,10 @@ int64_t cpu_lora_open(struct compiled *c, const struct cpu_pass *p, int i_thread
 void cpu_lora_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     (void)i_thread;
-    int i_u = (int)(i_tile % n_parts_of(p)), i_part = i_u, n_chunks = (c->plan->max_lora_rank + RANK_CHUNK - 1) / RANK_CHUNK;
+    int i_u = (int)(i_tile % n_parts_of(p)), i_part = i_u;
     const struct plan_step *s = p->s;
     for (; i_part >= s->u.linear.n_parts; s++) i_part -= s->u.linear.n_parts;
-    for (int item = 0; item < PLAN_MAX_STACK * n_chunks; item++)
-        project_chunk(c, s, i_tile / n_parts_of(p), i_part, i_u, item / n_chunks, item % n_chunks);
+    project_part(c, s, i_tile / n_parts_of(p), i_part, i_u);
 }
 
 /* --- y += B u --- */
