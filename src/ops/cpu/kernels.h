@@ -53,6 +53,14 @@ struct cpu_weight {
 };
 /* Sizes of a packed weight; the same numbers admission uses. */
 size_t cpu_weight_block_bytes(enum cpu_wtype type, enum dtype dt, int g, int64_t k);
+static inline int64_t cpu_weight_blocks(const struct cpu_weight *w)
+{
+    return (w->n + 15) / 16;
+}
+static inline size_t cpu_weight_bytes(const struct cpu_weight *w)
+{
+    return (size_t)cpu_weight_blocks(w) * w->block_bytes;
+}
 
 /* A batch of linear inputs. */
 struct cpu_act {

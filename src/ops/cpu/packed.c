@@ -35,11 +35,6 @@ struct packed_cache {
     bool changed, failed;
 };
 
-static size_t weight_bytes(const struct cpu_weight *w)
-{
-    return (size_t)((w->n + 15) / 16) * w->block_bytes;
-}
-
 /* Of the weight that is asked for next. The order counts: parts of one tensor may have one name and one form. */
 static uint64_t next_id(const struct packed_cache *c, const char *name, const struct cpu_weight *w)
 {
@@ -108,7 +103,7 @@ static void note(struct packed_cache *c, uint64_t id, const uint8_t *data, size_
 bool packed_find(struct packed_cache *c, const char *name, struct cpu_weight *w)
 {
     uint64_t id = next_id(c, name, w);
-    size_t len = weight_bytes(w);
+    size_t len = cpu_weight_bytes(w);
     const struct packed_entry *e = c->n < c->n_table ? &c->table[c->n] : NULL;
     if (!e || e->id != id || e->len != len || e->off % PACKED_ALIGN || e->off > c->map.size_bytes || len > c->map.size_bytes - e->off)
         return false;
@@ -123,7 +118,7 @@ bool packed_find(struct packed_cache *c, const char *name, struct cpu_weight *w)
 
 void packed_note(struct packed_cache *c, const char *name, const struct cpu_weight *w)
 {
-    size_t len = weight_bytes(w);
+    size_t len = cpu_weight_bytes(w);
     note(c, next_id(c, name, w), w->data, len, XXH3_64bits(w->data, len));
     c->changed = true;
 }

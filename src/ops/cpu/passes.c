@@ -51,7 +51,7 @@ static int parts_collect(const struct plan_step *s, int32_t n_steps, struct part
     for (int32_t i = 0; i < n_steps; i++)
         for (int32_t j = 0; j < s[i].u.linear.n_parts; j++) {
             const struct cpu_weight *w = &((struct cpu_weight_impl *)s[i].u.linear.part[j].w->impl)->packed;
-            out[n++] = (struct part){ &s[i], j, (w->n + 15) / 16, (int64_t)w->block_bytes };
+            out[n++] = (struct part){ &s[i], j, cpu_weight_blocks(w), (int64_t)w->block_bytes };
         }
     return n;
 }

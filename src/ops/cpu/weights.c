@@ -12,11 +12,6 @@ static struct pack_source to_pack_source(const struct weight_source *s)
                                  .biases = s->biases, .row_step = s->row_step };
 }
 
-static size_t packed_bytes(const struct cpu_weight *w)
-{
-    return (size_t)((w->n + 15) / 16) * w->block_bytes;
-}
-
 mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size_t *bytes, mb_error *err)
 {
     (void)d;
@@ -24,7 +19,7 @@ mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size
     struct pack_source p = to_pack_source(src);
     mb_status st = cpu_pack_plan(&p, &w, err);
     if (st != MB_OK) return mb_error_prefix(err, "tensor %s", src->name ? src->name : "?");
-    *bytes = src->gather_only ? 0 : packed_bytes(&w);
+    *bytes = src->gather_only ? 0 : cpu_weight_bytes(&w);
     return MB_OK;
 }
 
@@ -115,7 +110,7 @@ static void pack_share(void *ctx, int i_thread, int n_threads)
 {
     struct pack_job *j = ctx;
     int64_t first, end;
-    threads_share((j->w->n + 15) / 16, CPU_SHARE_BLOCKS, i_thread, n_threads, &first, &end);
+    threads_share(cpu_weight_blocks(j->w), CPU_SHARE_BLOCKS, i_thread, n_threads, &first, &end);
     if (j->whole->n_slices > 0) pack_slices(j, first, end);
     else if (first < end) cpu_pack_blocks(&j->src, first, end, j->dst + (size_t)first * j->w->block_bytes);
 }
@@ -130,11 +125,11 @@ mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, str
     w->mapped = src->gather_only;
     bool cached = st == MB_OK && !w->mapped && d->cache && src->name && packed_find(d->cache, src->name, &w->packed);
     if (st == MB_OK && !w->mapped && !cached) {
-        j.dst = chunk_take(d, packed_bytes(&w->packed), &w->chunk);
+        j.dst = chunk_take(d, cpu_weight_bytes(&w->packed), &w->chunk);
         w->packed.data = j.dst;
         if (j.dst) pool_run(d->pool, pack_share, &j);
         if (j.dst && d->cache && src->name) packed_note(d->cache, src->name, &w->packed);
-        if (!j.dst) st = mb_fail(err, MB_NO_MEMORY, "out of memory for %s (%zu bytes packed)", src->name, packed_bytes(&w->packed));
+        if (!j.dst) st = mb_fail(err, MB_NO_MEMORY, "out of memory for %s (%zu bytes packed)", src->name, cpu_weight_bytes(&w->packed));
     }
     if (st != MB_OK) {
         mb_free(w);
