@@ -25,12 +25,12 @@ struct builder {
     struct compiled *c;
     int32_t n_passes, n_tiles; /* so far */
     bool count_only;
+    struct cpu_pass scratch;   /* while counting: nobody reads it */
 };
 
 static struct cpu_pass *add_pass(struct builder *b, const struct plan_step *s, cpu_open_fn open, cpu_tile_fn tile)
 {
-    static struct cpu_pass dummy; /* while counting */
-    struct cpu_pass *p = b->count_only ? &dummy : &b->c->passes[b->n_passes];
+    struct cpu_pass *p = b->count_only ? &b->scratch : &b->c->passes[b->n_passes];
     b->n_passes++;
     *p = (struct cpu_pass){ .s = s, .n_steps = 1, .open = open, .tile = tile };
     return p;
