@@ -4,11 +4,9 @@
  * Many rows: tiles of TILE_ROWS; 4-bit codes are spread once per (block, group) into L1, then rows go in sixes (threes with
  * two limbs). Float accumulators of a tile live in a small array between groups. One row: one stream, a prefetch ahead.
  */
-#include "ops/cpu/avx2/avx2_int.h"
+#include "ops/cpu/avx2/matmul_int.h"
 
 #define TILE_ROWS 24
-#define GROUP_MAX 128
-#define PREFETCH_AHEAD 4096
 #define VNNI __attribute__((target("avx2,fma,f16c,avxvnni")))
 
 FORCED VNNI __m256i dp(__m256i sum, __m256i codes, __m256i x)
@@ -19,23 +17,6 @@ FORCED VNNI __m256i dp(__m256i sum, __m256i codes, __m256i x)
 FORCED VNNI __m256i limbs_join(__m256i hi, __m256i lo)
 {
     return _mm256_add_epi32(_mm256_slli_epi32(hi, 8), lo);
-}
-
-/* acc = fma(s*a, isum, acc); acc = fma(b, xs, acc). */
-FORCED VNNI __m256 group_add(__m256 acc, __m256 s, __m256 b, const float *pair, __m256i isum)
-{
-    acc = _mm256_fmadd_ps(_mm256_mul_ps(s, _mm256_broadcast_ss(pair)), _mm256_cvtepi32_ps(isum), acc);
-    return _mm256_fmadd_ps(b, _mm256_broadcast_ss(pair + 1), acc);
-}
-
-FORCED size_t code_bytes(enum cpu_wtype type, int g)
-{
-    return (size_t)g * (type == CPU_W_Q4 ? 8 : 16);
-}
-
-FORCED const float *act_pairs(const struct cpu_act *x, const uint8_t *row)
-{
-    return (const float *)(row + (x->form == ACT_Q16 ? 2 * x->k : x->k));
 }
 
 /* --- one row --- */
