@@ -162,10 +162,7 @@ static void row_exp(struct work *w, int r, struct range v)
 
 FORCED float row_sum(const float *lane)
 {
-    __m256 t = _mm256_add_ps(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
-    __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
-    u = _mm_add_ps(u, _mm_movehl_ps(u, u));
-    return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
+    return lanes_sum(_mm512_loadu_ps(lane));
 }
 
 static void attend_unit_avx512(const struct attn_unit *u)

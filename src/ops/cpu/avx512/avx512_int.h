@@ -98,4 +98,13 @@ FORCED void store16(float *y, int64_t n_out, __m512 v)
         _mm512_mask_storeu_ps(y, (__mmask16)((1u << n_out) - 1), v);
 }
 
+/* 16 lanes to one sum: halves of 8, of 4, then (0 + 2) + (1 + 3). */
+FORCED float lanes_sum(__m512 l)
+{
+    __m256 t = _mm256_add_ps(_mm512_castps512_ps256(l), _mm512_extractf32x8_ps(l, 1));
+    __m128 u = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+    u = _mm_add_ps(u, _mm_movehl_ps(u, u)); /* 0 + 2, 1 + 3 */
+    return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
+}
+
 #endif

@@ -2,15 +2,6 @@
  * that has no element keeps its sum. */
 #include "ops/cpu/avx512/avx512_int.h"
 
-FORCED float lanes_fold(__m512 l)
-{
-    float t[8], v[16];
-    _mm512_storeu_ps(v, l);
-    for (int i = 0; i < 8; i++) t[i] = v[i] + v[i + 8];
-    for (int i = 0; i < 4; i++) t[i] = t[i] + t[i + 4];
-    return (t[0] + t[2]) + (t[1] + t[3]);
-}
-
 FORCED void project(int R, const float *a, int64_t ld_a, const float *x, int64_t k, float *u)
 {
     __m512 l[4];
@@ -27,7 +18,7 @@ FORCED void project(int R, const float *a, int64_t ld_a, const float *x, int64_t
         for (int r = 0; r < R; r++)
             l[r] = _mm512_mask3_fmadd_ps(_mm512_maskz_loadu_ps(tail, a + r * ld_a + j), v, l[r], tail);
     }
-    for (int r = 0; r < R; r++) u[r] = lanes_fold(l[r]);
+    for (int r = 0; r < R; r++) u[r] = lanes_sum(l[r]);
 }
 
 static void lora_project_avx512(const float *a, int64_t ld_a, int32_t n_rows, const float *x, int64_t k, float *u)
