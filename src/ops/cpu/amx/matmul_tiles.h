@@ -1,5 +1,5 @@
 /* matmul_tiles.h: quantised weights times quantised inputs by tiles of 16 rows by 16 outputs (kernels.h has the contract).
- * Written over tiles.h, or tiles_c.h: whoever includes this has included one of them.
+ * Written over tile_ops.h: whoever includes this has included tiles.h, or tiles_c.h.
  *
  * The products of one group are one tile product (two for groups of 128): rows of inputs are read where they lie, a row of
  * the code tile is one vector of the packed weight, 4-bit codes spread to bytes first. The sums go through memory to vector
@@ -20,6 +20,16 @@
 #define PANEL_BLOCKS 8
 #define PAIR_GROUPS 256 /* up to 16 rows: groups whose { a, xs } are gathered at once */
 #define AHEAD_BYTES 8192
+
+/* Registers: inputs, codes of even and odd groups, sums of even and odd groups. */
+#define T_X_HI 0
+#define T_X_LO 1
+#define T_CODES0 2
+#define T_CODES1 3
+#define T_HI0 4
+#define T_HI1 5
+#define T_LO0 6
+#define T_LO1 7
 
 /* `rows` rows by one block over n_groups groups. */
 struct strip {

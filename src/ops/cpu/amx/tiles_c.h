@@ -1,4 +1,4 @@
-/* tiles_c.h: the operations of tiles.h in plain C, so that tests/kernels runs amx/matmul_tiles.h on every machine. Shapes
+/* tiles_c.h: the operations of tile_ops.h in plain C, so that tests/kernels runs amx/matmul_tiles.h on every machine. Shapes
  * that the instructions would refuse stop the program here too. One set of tiles for each thread.
  */
 #ifndef OPS_CPU_AMX_TILES_C_H
@@ -9,25 +9,11 @@
 #include <string.h>
 
 #include "format/quant.h"
+#include "ops/cpu/amx/tile_ops.h"
 #include "ops/cpu/kernels.h"
 
 #define FORCED static inline
 #define UNROLL(n)
-
-#define T_X_HI 0
-#define T_X_LO 1
-#define T_CODES0 2
-#define T_CODES1 3
-#define T_HI0 4
-#define T_HI1 5
-#define T_LO0 6
-#define T_LO1 7
-
-struct tile_shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
 
 struct tile_c {
     int rows, row_bytes;
