@@ -3,22 +3,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #include "free.h"
 
-#include "ops/cpu/avx2/avx2_int.h"
-
-static const float *pairs_of(const struct cpu_act *x, const uint8_t *row)
-{
-    return (const float *)(row + (size_t)x->k * (x->form == ACT_Q16 ? 2 : 1));
-}
-
-FORCED void in_place(__m256i *acc)
-{
-    __asm__("" : "+x"(*acc));
-}
-
-FORCED __m256i widen_sum(__m256i s16)
-{
-    return _mm256_madd_epi16(s16, _mm256_set1_epi16(1));
-}
+#include "ops/cpu/avx2/matmul_int.h"
 
 /* R rows by one block of 4-bit codes, products by maddubs, limb by limb; scale and bias in chains of their own. */
 FORCED void tile_free(bool two, int R, int g, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x,
@@ -27,7 +12,7 @@ FORCED void tile_free(bool two, int R, int g, const struct cpu_weight *w, int64_
     const __m256i m0f = _mm256_set1_epi8(15);
     size_t cb = (size_t)g * 8, gb = cb + 64, rb = x->row_bytes;
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = row;
-    const float *pair = pairs_of(x, row);
+    const float *pair = act_pairs(x, row);
     __m256 acc[2][2], bias[2][2];
     for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = bias[r][0] = bias[r][1] = _mm256_setzero_ps();
     for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += two ? 2 * g : g, pair += 2) {
