@@ -109,26 +109,13 @@ uint32_t quant_code_get(const uint32_t *row, int bits, int64_t i)
     return code & ((1u << bits) - 1);
 }
 
-/* Element i of a float array that may lie at any address. */
-static float float_at(const void *p, enum dtype dt, int64_t i)
-{
-    uint16_t h;
-    float f;
-    if (dt == DT_F32) {
-        memcpy(&f, (const char *)p + i * 4, sizeof f);
-        return f;
-    }
-    memcpy(&h, (const char *)p + i * 2, sizeof h);
-    return dt == DT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
-}
-
 void quant_affine_dequantise(const struct quant_spec *s, const uint32_t *w, const void *scales, const void *biases,
                              enum dtype dt, int64_t n_rows, int64_t n_in, float *out)
 {
     int64_t n_words = quant_row_words(s, n_in), n_groups = n_in / s->group_size;
     for (int64_t r = 0; r < n_rows; r++) {
         for (int64_t g = 0; g < n_groups; g++) {
-            float scale = float_at(scales, dt, r * n_groups + g), bias = float_at(biases, dt, r * n_groups + g);
+            float scale = dtype_float_at(scales, dt, r * n_groups + g), bias = dtype_float_at(biases, dt, r * n_groups + g);
             for (int64_t i = g * s->group_size; i < (g + 1) * s->group_size; i++)
                 out[r * n_in + i] = fmaf(scale, (float)quant_code_get(w + r * n_words, s->bits, i), bias);
         }

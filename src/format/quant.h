@@ -9,6 +9,7 @@
 #define FORMAT_QUANT_H
 
 #include <jansson.h>
+#include <string.h>
 
 #include "base/status.h"
 
@@ -57,6 +58,18 @@ static inline float bf16_to_f32(uint16_t h)
     return v.f;
 }
 uint16_t f32_to_bf16(float f); /* NaN stays a quiet NaN */
+/* Element i of an array of type dt (F32, F16 or BF16) that may lie at any address. */
+static inline float dtype_float_at(const void *p, enum dtype dt, int64_t i)
+{
+    uint16_t h;
+    float f;
+    if (dt == DT_F32) {
+        memcpy(&f, (const char *)p + i * 4, sizeof f);
+        return f;
+    }
+    memcpy(&h, (const char *)p + i * 2, sizeof h);
+    return dt == DT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
 
 /* Dequantise n_rows rows of an affine module to float32: out[r][c] = scale * code + bias, one fma; row-major.
  * w: u32 words as in the file, [n_rows][quant_row_words]; scales, biases: [n_rows][n_in / group_size] of type dt

@@ -258,18 +258,6 @@ struct adapter {
     float *floats;
 };
 
-static float element(const struct tensor_view *t, int64_t i)
-{
-    uint16_t h;
-    float f;
-    if (t->dtype == DT_F32) {
-        memcpy(&f, t->data + 4 * i, sizeof f);
-        return f;
-    }
-    memcpy(&h, t->data + 2 * i, sizeof h);
-    return t->dtype == DT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
-}
-
 /* rows x cols of t, or of its transpose, from column `first` of all its cols_file on, times scale. False: a NaN or an infinity. */
 static bool convert(const struct tensor_view *t, bool transpose, float scale, int64_t rows, int64_t first, int64_t cols,
                     int64_t cols_file, float *out)
@@ -277,7 +265,7 @@ static bool convert(const struct tensor_view *t, bool transpose, float scale, in
     bool finite = true;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) {
-            float v = element(t, transpose ? (first + c) * rows + r : r * cols_file + first + c) * scale;
+            float v = dtype_float_at(t->data, t->dtype, transpose ? (first + c) * rows + r : r * cols_file + first + c) * scale;
             finite = finite && isfinite(v);
             out[r * cols + c] = v;
         }

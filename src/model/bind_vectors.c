@@ -15,15 +15,9 @@ static mb_status check_vector(const struct tensor_view *t, int64_t n, mb_error *
 /* n floats from element `first` on, `step` apart, as float32. */
 static mb_status read_floats(const struct tensor_view *t, int64_t first, int64_t step, int64_t n, float *v, mb_error *err)
 {
-    for (int64_t i = 0; i < n; i++) {
-        int64_t at = first + i * step;
-        uint16_t h;
-        if (t->dtype == DT_F32) { memcpy(&v[i], t->data + 4 * at, 4); continue; }
-        if (t->dtype != DT_F16 && t->dtype != DT_BF16)
-            return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s, wanted F32, F16 or BF16", t->name, dtype_get(t->dtype)->name);
-        memcpy(&h, t->data + 2 * at, sizeof h);
-        v[i] = t->dtype == DT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
-    }
+    if (t->dtype != DT_F32 && t->dtype != DT_F16 && t->dtype != DT_BF16)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s, wanted F32, F16 or BF16", t->name, dtype_get(t->dtype)->name);
+    for (int64_t i = 0; i < n; i++) v[i] = dtype_float_at(t->data, t->dtype, first + i * step);
     return MB_OK;
 }
 

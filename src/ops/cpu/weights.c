@@ -158,23 +158,20 @@ int32_t cpu_act_group(const struct device *d, const struct weight *w, int32_t so
 /* Row i straight from the checkpoint: the same values as from the packed form. */
 static void mapped_row(const struct weight_source *s, int64_t i, float *out)
 {
-    if (s->spec.mode == QUANT_AFFINE) {
-        int64_t words = quant_row_words(&s->spec, s->k), groups = s->k / s->spec.group_size;
-        size_t e = (size_t)dtype_get(s->dt)->size_bytes;
-        quant_affine_dequantise(&s->spec, (const uint32_t *)s->w + i * words,
-                                (const uint8_t *)s->scales + (size_t)(i * groups) * e,
-                                (const uint8_t *)s->biases + (size_t)(i * groups) * e, s->dt, 1, s->k, out);
-        return;
-    }
     struct pack_source fp = to_pack_source(s);
-    for (int64_t j = 0; s->spec.mode != QUANT_NONE && j < s->k; j++) out[j] = cpu_fp_value(&fp, i, j);
-    if (s->spec.mode != QUANT_NONE) return;
-    const uint8_t *p = (const uint8_t *)s->w + (size_t)(i * s->k) * (size_t)dtype_get(s->dt)->size_bytes;
-    for (int64_t j = 0; j < s->k; j++) {
-        uint16_t h;
-        if (s->dt == DT_F32) { memcpy(&out[j], p + 4 * j, 4); continue; }
-        memcpy(&h, p + 2 * j, 2);
-        out[j] = s->dt == DT_F16 ? f16_to_f32(h) : bf16_to_f32(h);
+    int64_t words = quant_row_words(&s->spec, s->k);
+    switch (s->spec.mode) {
+    case QUANT_NONE:
+        for (int64_t j = 0; j < s->k; j++) out[j] = dtype_float_at(s->w, s->dt, i * s->k + j);
+        break;
+    case QUANT_AFFINE: {
+        size_t first = (size_t)(i * (s->k / s->spec.group_size)) * (size_t)dtype_get(s->dt)->size_bytes;
+        quant_affine_dequantise(&s->spec, (const uint32_t *)s->w + i * words, (const uint8_t *)s->scales + first,
+                                (const uint8_t *)s->biases + first, s->dt, 1, s->k, out);
+        break;
+    }
+    default:
+        for (int64_t j = 0; j < s->k; j++) out[j] = cpu_fp_value(&fp, i, j);
     }
 }
 
