@@ -1,4 +1,5 @@
-/* test_weights.c: packed weights share chunks of memory: what one holds does not change while others come and go. */
+/* test_weights.c: packed weights share chunks of memory: what one holds does not change while others come and go. A row that
+ * is read from the checkpoint (gather_only) is the row of the packed form. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -63,8 +64,81 @@ static void test_weights_come_and_go(void **state)
     for (int i = 0; i < 8; i++) free(w[i].impl);
 }
 
+/* --- rows of the mapped form --- */
+
+enum { N = 37, K = 128 };
+
+static uint32_t random_u32(void)
+{
+    static uint64_t state = 1;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 33);
+}
+
+/* Elements or scales of type dt, about 1; block scales of the fp formats are bytes: powers of two near 1, or e4m3 above 0. */
+static void scales_fill(uint8_t *p, size_t n, enum quant_mode mode, enum dtype dt)
+{
+    for (size_t i = 0; i < n; i++) {
+        float v = (float)(int)(random_u32() % 2001) * 1e-3f - 1.0f;
+        uint16_t h = dt == DT_F16 ? f32_to_f16(v) : f32_to_bf16(v);
+        if (mode == QUANT_MXFP4 || mode == QUANT_MXFP8) p[i] = (uint8_t)(120 + random_u32() % 16);
+        else if (mode == QUANT_NVFP4) p[i] = (uint8_t)(random_u32() % 127);
+        else if (dt == DT_F32) memcpy(p + 4 * i, &v, 4);
+        else memcpy(p + 2 * i, &h, 2);
+    }
+}
+
+static void check_mapped(struct device *d, struct quant_spec spec, enum dtype dt)
+{
+    static _Alignas(64) uint8_t codes[4 * N * K], scales[4 * N * K], biases[4 * N * K];
+    size_t n_groups = spec.group_size ? (size_t)(N * K / spec.group_size) : 0;
+    struct weight packed = { .n = N, .k = K }, mapped = packed;
+    float want[K], got[K];
+    mb_error err = { 0 };
+    if (spec.mode == QUANT_NONE) scales_fill(codes, N * K, spec.mode, dt);
+    else for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)(random_u32() % 127); /* no NaN of e4m3 */
+    scales_fill(scales, n_groups, spec.mode, dt);
+    scales_fill(biases, n_groups, QUANT_NONE, dt);
+    struct weight_source src = { .spec = spec, .dt = dt, .n = N, .k = K, .w = codes, .i_module = -1, .name = "w" };
+    if (spec.mode != QUANT_NONE) src.scales = scales;
+    if (spec.mode == QUANT_AFFINE) src.biases = biases;
+    if (ops_cpu.pack(d, &src, &packed, &err) != MB_OK) fail_msg("%s", err.text);
+    src.gather_only = true;
+    if (ops_cpu.pack(d, &src, &mapped, &err) != MB_OK) fail_msg("%s", err.text);
+    for (int64_t r = 0; r < N; r++) {
+        ops_cpu.weight_row(d, &packed, r, want);
+        ops_cpu.weight_row(d, &mapped, r, got);
+        for (int j = 0; j < K; j++)
+            if (memcmp(&want[j], &got[j], 4) != 0)
+                fail_msg("mode %d, %d bits, groups of %d, dtype %d, row %d, column %d: packed %g, mapped %g", (int)spec.mode, spec.bits,
+                         spec.group_size, (int)dt, (int)r, j, (double)want[j], (double)got[j]);
+    }
+    ops_cpu.weight_free(d, &packed);
+    ops_cpu.weight_free(d, &mapped);
+}
+
+static void test_mapped_rows_equal_packed(void **state)
+{
+    (void)state;
+    static const enum dtype floats[] = { DT_F32, DT_F16, DT_BF16 };
+    static const int bits[] = { 2, 3, 4, 5, 6, 8 }, groups[] = { 32, 64, 128 };
+    struct device *d;
+    struct device_options opt = { .n_threads = 1, .n_ranks = 1 };
+    mb_error err = { 0 };
+    assert_int_equal(ops_cpu.device_open(&d, &opt, &err), MB_OK);
+    for (int f = 0; f < 3; f++) {
+        check_mapped(d, (struct quant_spec){ QUANT_NONE, 0, 0 }, floats[f]);
+        for (int b = 0; b < 6; b++)
+            for (int g = 0; g < 3; g++) check_mapped(d, (struct quant_spec){ QUANT_AFFINE, bits[b], groups[g] }, floats[f]);
+    }
+    check_mapped(d, (struct quant_spec){ QUANT_MXFP4, 4, 32 }, DT_U8);
+    check_mapped(d, (struct quant_spec){ QUANT_MXFP8, 8, 32 }, DT_U8);
+    check_mapped(d, (struct quant_spec){ QUANT_NVFP4, 4, 16 }, DT_U8);
+    ops_cpu.device_close(d);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_weights_come_and_go) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_mapped_rows_equal_packed) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
