@@ -156,8 +156,8 @@ static const char *weight_form(const struct weight *w, char out[24])
 {
     const struct cpu_weight_impl *impl = w->impl;
     static const char *const names[] = { "q4", "q8", "f" };
-    snprintf(out, 24, "%s%s%s", names[impl->packed.type], dtype_get(impl->packed.dt)->name,
-             impl->packed.type == CPU_W_F ? "" : impl->packed.g == 32 ? "g32" : impl->packed.g == 64 ? "g64" : "g");
+    int n = snprintf(out, 24, "%s%s", names[impl->packed.type], dtype_get(impl->packed.dt)->name);
+    if (impl->packed.type != CPU_W_F) snprintf(out + n, (size_t)(24 - n), "g%d", impl->packed.g);
     return out;
 }
 
