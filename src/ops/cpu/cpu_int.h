@@ -239,7 +239,8 @@ uint8_t *cpu_kv_area(const struct compiled *c, const struct row *r, int i_kind, 
 size_t cpu_thread_scratch_bytes(const struct plan *p);
 size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads);
 
-/* Flatten rows; checks that they fit. MB_INVALID (too many tokens, adapters on this backend), MB_INTERNAL. */
+/* Flatten rows; checks that they fit. MB_INTERNAL (too many tokens), MB_CONTEXT_LENGTH, MB_INVALID (an id outside the
+ * vocabulary), MB_UNSUPPORTED (positions of three axes; adapters above what the plan holds). */
 mb_status cpu_batch_fill(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results,
                          mb_error *err);
 
