@@ -32,7 +32,7 @@
 #include "base/cores.h"
 #include "base/mem.h"
 
-enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32 };
+enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32, THREADS_MAX = 4096 };
 
 struct slot {
     _Alignas(LINE_BYTES) atomic_ullong word;
@@ -81,6 +81,7 @@ static inline void cpu_relax(void)
 /* --- words: 16 bits of sequence, 24 of end, 24 of next. `next` passes `end` by at most one a thread. --- */
 
 #define RUN_OVER 0x800000 /* end and next of thread 0's word when a run is over: above any tile */
+_Static_assert(POOL_MAX_TILES + THREADS_MAX < RUN_OVER, "tiles of a region are told from the end of a run");
 
 static inline unsigned long long word_make(unsigned seq, int64_t first, int64_t end)
 {
@@ -283,8 +284,8 @@ static mb_status start_workers(struct pool *p, mb_error *err)
 mb_status pool_open(struct pool **out, int n_threads, mb_error *err)
 {
     *out = NULL;
-    if (n_threads < 1 || n_threads > 4096)
-        return mb_fail(err, MB_INVALID, "compute threads: %d is not between 1 and 4096", n_threads);
+    if (n_threads < 1 || n_threads > THREADS_MAX)
+        return mb_fail(err, MB_INVALID, "compute threads: %d is not between 1 and %d", n_threads, THREADS_MAX);
     struct pool *p = mb_alloc_aligned(LINE_BYTES, sizeof *p);
     if (!p) return mb_fail(err, MB_NO_MEMORY, "compute pool: no memory");
     memset(p, 0, sizeof *p);
