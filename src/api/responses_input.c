@@ -341,5 +341,6 @@ mb_status responses_input(struct api_request *r, json_t *body, mb_error *err)
     json_decref(output);
     json_decref(list);
     r->gen.input = GEN_MESSAGES;
+    r->gen.field = "input";
     return st;
 }

@@ -207,8 +207,12 @@ static mb_status run_all(struct embed_run *u, const struct adapter_pin *pin, flo
         pthread_mutex_unlock(&u->lock);
         if (failed) break;
         st = engine_submit(u->g->engine, &u->items[i].job, &u->items[i].id, err);
-        if (st == MB_OK) u->n_started++;
-        else on_done(&u->items[i]);
+        if (st == MB_OK) {
+            u->n_started++;
+            continue;
+        }
+        on_done(&u->items[i]);
+        if (err && err->at) err->at = "input"; /* the engine says "messages" of every input */
     }
     pthread_mutex_lock(&u->lock);
     if (st == MB_OK && u->i_failed < 0) wait_for_room(u, 0);

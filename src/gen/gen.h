@@ -55,6 +55,7 @@ struct gen_request {
     struct str text;                 /* GEN_TEXT: raw prompt, tokenised with the tokenizer's BOS rule */
     const int32_t *ids;              /* GEN_IDS */
     int32_t n_ids;
+    const char *field;               /* what the client calls the input, for errors about it; static; NULL: messages, prompt */
 
     struct sampler_values sampling;
     struct { const struct logit_bias *p; int32_t n; } bias; /* any order, ids not yet checked against the vocabulary */

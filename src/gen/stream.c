@@ -131,12 +131,17 @@ static void push_terminal(struct gen_stream *s, const struct gen_event *ev, cons
     wake(s);
 }
 
+/* The engine knows no fields and says "messages" of every input. */
+static const char *input_field(const struct gen_request *r)
+{
+    return r->field ? r->field : r->input == GEN_MESSAGES ? "messages" : "prompt";
+}
+
 void stream_error(struct gen_stream *s, mb_status status, const char *text, const char *at)
 {
     struct gen_event ev = { .type = GEN_EV_ERROR };
     ev.u.error.status = status;
-    /* The engine knows no fields; a raw prompt has none called messages. */
-    ev.u.error.at = at && strcmp(at, "messages") == 0 && s->req.input != GEN_MESSAGES ? "prompt" : at;
+    ev.u.error.at = at && strcmp(at, "messages") == 0 ? input_field(&s->req) : at;
     pthread_mutex_lock(&s->lock);
     if (!s->cancelled) {
         s->failed = true;

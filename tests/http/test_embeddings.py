@@ -119,6 +119,13 @@ def test_b089_too_long(tmp_path):
         s.refused(EMBED, {"input": "a", "truncate": "yes"}, "truncate must be of type bool")
 
 
+def test_over_budget_is_named(tmp_path):
+    """An input that the KV memory can never hold is refused by the name that the client knows."""
+    with Server("--kv-budget", 0.004, model=embedding_model(tmp_path, max_position_embeddings=131072)) as s:
+        e = s.refused(EMBED, {"input": [[1], [2] * 60000]}, "KV memory")
+        assert e["code"] == "context_over_budget" and e["param"] == "input"
+
+
 @pytest.mark.parametrize("body, part", [
     ({}, "input is required"), ({"input": None}, "input is required"), ({"input": []}, "must not be empty"),
     ({"input": 3}, "input must be"), ({"input": {}}, "input must be"), ({"input": [["a"]]}, "input[0]"),

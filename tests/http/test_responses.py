@@ -321,6 +321,13 @@ def test_api247_unknown_id(client, server):
         client.responses.retrieve(unstored["id"])
 
 
+def test_too_long_input_is_named(server):
+    """A prompt beyond the context is a 400 about the field that the client sent, streamed or not."""
+    for stream in (False, True):
+        e = server.refused(RESPONSES, {"input": "a " * 5000, "stream": stream}, "context is 4096")
+        assert e["code"] == "context_length_exceeded" and e["param"] == "input"
+
+
 def test_q38_get_and_delete(client, server):
     """Q38: a stored response is what was answered; its input items; deleted it is gone."""
     made = client.responses.create(model="x", input=[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], instructions="i")
