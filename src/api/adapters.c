@@ -92,11 +92,9 @@ void api_adapters_available(struct buf *out, const struct engine_client *client)
 
 static mb_status text_field(const json_t *body, const char *name, const char **out, mb_error *err)
 {
-    const json_t *v = field_get(body, name);
-    if (!v) return mb_fail_at(err, MB_INVALID, name, "%s is required", name);
-    if (!json_is_text(v)) return field_type_error(name, "str", err);
-    *out = json_string_value(v);
-    if (strlen(*out) != json_string_length(v)) return mb_fail_at(err, MB_INVALID, name, "%s must not hold a NUL character", name);
+    *out = NULL;
+    MB_TRY(field_str(body, name, out, err));
+    if (!*out) return mb_fail_at(err, MB_INVALID, name, "%s is required", name);
     return **out ? MB_OK : mb_fail_at(err, MB_INVALID, name, "%s must not be empty", name);
 }
 

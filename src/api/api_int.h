@@ -12,6 +12,9 @@ mb_status field_type_error(const char *name, const char *type, mb_error *err); /
 mb_status field_bool(const json_t *obj, const char *name, bool *out, mb_error *err);
 /* An integer in [min, max]; *out is left alone when absent. Texts of Q6. */
 mb_status field_int(const json_t *obj, const char *name, int64_t min, int64_t max, int64_t *out, mb_error *err);
+/* A string that goes on as a C string: without NUL, borrowed from v. The second: of a field; *out is left alone when absent. */
+mb_status text_plain(const json_t *v, const char *name, const char **out, mb_error *err);
+mb_status field_str(const json_t *obj, const char *name, const char **out, mb_error *err);
 /* Write v into b, compact; *text points into b. */
 mb_status field_text(struct buf *b, const json_t *v, const char **text, mb_error *err);
 
@@ -19,6 +22,7 @@ mb_status field_text(struct buf *b, const json_t *v, const char **text, mb_error
 mb_status common_compile(struct api_request *r, const json_t *body, mb_error *err);
 /* Parts of it that other dialects take: sampling, hlg and adapter (API-011); then one by one. */
 mb_status common_quality(struct api_request *r, const json_t *body, mb_error *err);
+mb_status common_adapter(const json_t *body, const char **out, mb_error *err);
 mb_status common_token_limit(struct api_request *r, const json_t *body, const char *name, int64_t min, mb_error *err);
 mb_status common_stops(struct api_request *r, const json_t *body, const char *name, mb_error *err);
 mb_status common_logit_bias(struct api_request *r, const json_t *body, mb_error *err);

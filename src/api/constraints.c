@@ -18,10 +18,9 @@ static mb_status take(struct api_request *r, enum gen_constraint_kind kind, cons
 
 static mb_status take_string(struct api_request *r, enum gen_constraint_kind kind, const json_t *v, const char *field, mb_error *err)
 {
-    if (!json_is_text(v)) return field_type_error(field, "str", err);
-    if (strlen(json_string_value(v)) != json_string_length(v))
-        return mb_fail_at(err, MB_INVALID, field, "%s must not hold a NUL character", field);
-    return take(r, kind, json_string_value(v), true, field, err);
+    const char *text;
+    MB_TRY(text_plain(v, field, &text, err));
+    return take(r, kind, text, true, field, err);
 }
 
 /* A schema as an object, true or false, or the text of one. */

@@ -78,11 +78,10 @@ static mb_status encoding(struct api_embed *e, const json_t *body, mb_error *err
 static mb_status options(struct api_embed *e, const json_t *body, mb_error *err)
 {
     int64_t dimensions = 0;
-    const json_t *v = field_get(body, "instruction"), *adapter = field_get(body, "adapter");
+    const json_t *v = field_get(body, "instruction");
     if (v && !json_is_text(v)) return field_type_error("instruction", "str", err);
     if (v && json_string_length(v) > 0) e->gen.instruction = (struct str){ json_string_value(v), json_string_length(v) };
-    if (adapter && !json_is_text(adapter)) return field_type_error("adapter", "str", err);
-    if (adapter) e->gen.adapter = json_string_value(adapter);
+    MB_TRY(common_adapter(body, &e->gen.adapter, err));
     MB_TRY(field_int(body, "dimensions", 1, 1 << 24, &dimensions, err));
     e->gen.dimensions = (int32_t)dimensions;
     MB_TRY(field_bool(body, "truncate", &e->gen.truncate, err));

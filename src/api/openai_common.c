@@ -28,6 +28,21 @@ mb_status field_bool(const json_t *obj, const char *name, bool *out, mb_error *e
     return MB_OK;
 }
 
+mb_status text_plain(const json_t *v, const char *name, const char **out, mb_error *err)
+{
+    if (!json_is_text(v)) return field_type_error(name, "str", err);
+    if (strlen(json_string_value(v)) != json_string_length(v))
+        return mb_fail_at(err, MB_INVALID, name, "%s must not hold a NUL character", name);
+    *out = json_string_value(v);
+    return MB_OK;
+}
+
+mb_status field_str(const json_t *obj, const char *name, const char **out, mb_error *err)
+{
+    const json_t *v = field_get(obj, name);
+    return v ? text_plain(v, name, out, err) : MB_OK;
+}
+
 static mb_status too_small(const char *name, int64_t min, mb_error *err)
 {
     return mb_fail_at(err, MB_INVALID, name, "%s must be at least %lld", name, (long long)min);
@@ -142,11 +157,8 @@ static mb_status limits(struct api_request *r, const json_t *body, mb_error *err
 static mb_status stop_string(const json_t *v, const char *name, const char **out, mb_error *err)
 {
     if (!json_is_text(v)) return mb_fail_at(err, MB_INVALID, name, "%s must be a string or an array of strings", name);
-    *out = json_string_value(v);
     if (json_string_length(v) == 0) return mb_fail_at(err, MB_INVALID, name, "%s must not hold an empty string", name);
-    if (strlen(*out) != json_string_length(v))
-        return mb_fail_at(err, MB_INVALID, name, "%s must not hold a NUL character", name);
-    return MB_OK;
+    return text_plain(v, name, out, err);
 }
 
 mb_status common_stops(struct api_request *r, const json_t *body, const char *name, mb_error *err)
@@ -226,18 +238,11 @@ static mb_status streaming(struct api_request *r, const json_t *body, mb_error *
     return field_bool(o, "include_usage", &r->include_usage, err);
 }
 
-static mb_status adapters(struct api_request *r, const json_t *body, mb_error *err)
+/* Names are looked up when the generation starts. */
+mb_status common_adapter(const json_t *body, const char **out, mb_error *err)
 {
-    static const char *const names[] = { "adapters", "adapter" }; /* Q52: the first is another spelling */
-    for (size_t i = 0; i < 2; i++) {
-        const json_t *v = field_get(body, names[i]);
-        if (!v) continue;
-        if (!json_is_text(v)) return field_type_error(names[i], "str", err);
-        if (strlen(json_string_value(v)) != json_string_length(v))
-            return mb_fail_at(err, MB_INVALID, names[i], "%s must not hold a NUL character", names[i]);
-        r->gen.adapter = json_string_value(v); /* names are looked up when the generation starts */
-    }
-    return MB_OK;
+    MB_TRY(field_str(body, "adapters", out, err)); /* Q52: another spelling */
+    return field_str(body, "adapter", out, err);
 }
 
 /* --- thinking: an explicit enable_thinking, else the effort (API-132) --- */
@@ -270,7 +275,7 @@ mb_status common_quality(struct api_request *r, const json_t *body, mb_error *er
 {
     MB_TRY(sampling(r, body, err));
     MB_TRY(hlg(&r->gen.hlg, body, err));
-    return adapters(r, body, err);
+    return common_adapter(body, &r->gen.adapter, err);
 }
 
 mb_status common_compile(struct api_request *r, const json_t *body, mb_error *err)

@@ -265,14 +265,14 @@ static mb_status keep_input(struct responses_extra *x, const json_t *before, con
 static mb_status previous(struct api_request *r, const json_t *body, json_t **before, json_t **output, mb_error *err)
 {
     struct responses_extra *x = r->priv;
-    const json_t *id = field_get(body, "previous_response_id");
+    const char *id = NULL;
     struct buf in, out;
     struct buf *parts[RESPONSE_N_PARTS] = { [RESPONSE_INPUT] = &in, [RESPONSE_OUTPUT] = &out, [RESPONSE_INSTRUCTIONS] = &x->instructions };
+    MB_TRY(field_str(body, "previous_response_id", &id, err));
     if (!id) return MB_OK;
-    if (!json_is_text(id)) return field_type_error("previous_response_id", "str", err);
     buf_init(&in, 0);
     buf_init(&out, 0);
-    mb_status st = stored(r->env, json_string_value(id), parts, "previous_response_id", err);
+    mb_status st = stored(r->env, id, parts, "previous_response_id", err);
     if (st == MB_OK) st = parse(before, &in, err);
     if (st == MB_OK) st = parse(output, &out, err);
     buf_free(&in);

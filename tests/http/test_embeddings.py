@@ -132,7 +132,8 @@ def test_over_budget_is_named(tmp_path):
     ({"input": ["a", 3]}, "input[1]"), ({"input": [1, "a"]}, "input[0]"), ({"input": ["a", []]}, "input[1] is empty"),
     ({"input": [[1], [512]]}, "input[1] holds token 512"), ({"input": [-1]}, "input[0]"), ({"input": [2**70]}, "input"),
     ({"input": "a", "encoding_format": "int8"}, "encoding_format"), ({"input": "a", "instruction": 3}, "instruction"),
-    ({"input": ["a"] * 2049}, "at most 2048"), ([], "object"), ({"input": "a", "adapter": "x"}, "not mounted")])
+    ({"input": ["a"] * 2049}, "at most 2048"), ([], "object"), ({"input": "a", "adapter": "x"}, "not mounted"),
+    ({"input": "a", "adapters": "x"}, "not mounted"), ({"input": "a", "adapter": "x\0"}, "must not hold a NUL")])
 def test_bad_bodies(server, body, part):
     """API-253, Q42: each mistake is named."""
     server.refused(EMBED, body, part)

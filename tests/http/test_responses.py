@@ -315,6 +315,7 @@ def test_api247_unknown_id(client, server):
     with pytest.raises(openai.NotFoundError) as e:
         client.responses.create(model="x", input="a", previous_response_id="resp_nope")
     assert e.value.body["param"] == "previous_response_id"
+    server.refused(RESPONSES, {"input": "a", "previous_response_id": respond(server)["id"] + "\0"}, "must not hold a NUL")
     unstored = respond(server, store=False)
     server.refused(RESPONSES, {"input": "a", "previous_response_id": unstored["id"]}, "no response", 404)
     with pytest.raises(openai.NotFoundError):
