@@ -10,6 +10,8 @@ static mb_status take(struct api_request *r, enum gen_constraint_kind kind, cons
                       mb_error *err)
 {
     struct gen_constraint *c = &r->gen.constraint;
+    if (c->kind != CONSTRAINT_NONE && strcmp(c->field, field) == 0)
+        return mb_fail_at(err, MB_INVALID, field, "%s has several kinds; a request can have one constraint", field);
     if (c->kind != CONSTRAINT_NONE)
         return mb_fail_at(err, MB_INVALID, field, "%s and %s are both given; a request can have one constraint", c->field, field);
     *c = (struct gen_constraint){ .kind = kind, .text = text, .strict = strict, .field = field };
