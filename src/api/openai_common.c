@@ -204,8 +204,6 @@ mb_status common_logit_bias(struct api_request *r, const json_t *body, mb_error 
         double bias = json_number_value(x);
         if (bias > 1e6 || bias < -1e6)
             return mb_fail_at(err, MB_INVALID, "logit_bias", "logit_bias values must be at least -1000000 and at most 1000000");
-        for (int32_t i = 0; i < n && n < 64; i++) /* "7" and "07" name one id */
-            if (p[i].id == p[n].id) return mb_fail_at(err, MB_INVALID, "logit_bias", "logit_bias names token %d twice", (int)p[n].id);
         p[n++].bias = (float)bias;
     }
     r->gen.bias.p = p;

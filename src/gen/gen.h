@@ -58,7 +58,7 @@ struct gen_request {
     const char *field;               /* what the client calls the input, for errors about it; static; NULL: messages, prompt */
 
     struct sampler_values sampling;
-    struct { const struct logit_bias *p; int32_t n; } bias; /* any order, ids not yet checked against the vocabulary */
+    struct { const struct logit_bias *p; int32_t n; } bias; /* any order, ids not yet checked */
     int64_t max_tokens;              /* < 0 = not given */
     int32_t min_tokens;
     bool ignore_eos;

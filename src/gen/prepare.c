@@ -51,15 +51,17 @@ static int by_id(const void *x, const void *y)
     return a->id < b->id ? -1 : a->id > b->id;
 }
 
-static mb_status set_bias(struct gen_engine *g, struct gen_stream *s, int32_t n_vocab, mb_error *err)
+static mb_status set_bias(struct gen_stream *s, int32_t n_vocab, mb_error *err)
 {
     struct logit_bias *p = (struct logit_bias *)(uintptr_t)s->req.bias.p; /* our own copy */
-    (void)g;
     for (int32_t i = 0; i < s->req.bias.n; i++)
         if (p[i].id < 0 || p[i].id >= n_vocab)
             return mb_fail_at(err, MB_INVALID, "logit_bias", "logit_bias names token %d; the vocabulary has ids 0 to %d",
                               (int)p[i].id, (int)n_vocab - 1);
     qsort(p, (size_t)s->req.bias.n, sizeof *p, by_id);
+    for (int32_t i = 1; i < s->req.bias.n; i++) /* "7" and "07" are two keys */
+        if (p[i].id == p[i - 1].id)
+            return mb_fail_at(err, MB_INVALID, "logit_bias", "logit_bias names token %d twice", (int)p[i].id);
     s->job.params.bias = p;
     s->job.params.n_bias = s->req.bias.n;
     return MB_OK;
@@ -138,7 +140,7 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
     job->t_received_ns = s->req.t_received_ns;
     if (s->req.trace_id) strncpy(job->trace_id, s->req.trace_id, sizeof job->trace_id - 1);
     MB_TRY(check_ids(s, engine_info(g->engine)->n_vocab, err));
-    MB_TRY(set_bias(g, s, engine_info(g->engine)->n_vocab, err));
+    MB_TRY(set_bias(s, engine_info(g->engine)->n_vocab, err));
     MB_TRY(deliver_init(g, s, &p, is_thinking(g, s, &p), err));
     job->filter = deliver_filter(s);
     if (limit_wanted(s)) job->next_mask = limit_next_mask;

@@ -252,6 +252,11 @@ static void test_errors_of_preparation(void **state)
     q.bias.p = &bias;
     q.bias.n = 1;
     check_error(q, MB_INVALID, "logit_bias"); /* B-026 */
+    struct logit_bias many[101];
+    for (int32_t i = 0; i < 101; i++) many[i] = (struct logit_bias){ i % 100, 1 };
+    q.bias.p = many;
+    q.bias.n = 101;
+    check_error(q, MB_INVALID, "names token 0 twice");
     char *big = malloc(400000);
     strcpy(big, "[{\"role\":\"user\",\"content\":\"");
     memset(big + strlen(big), 'x', 300000);
