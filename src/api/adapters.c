@@ -103,9 +103,8 @@ mb_status api_adapter_mount(struct buf *out, struct buf *problems, const struct 
 {
     struct engine_adapter_entry entry;
     const char *id = NULL, *path = NULL;
-    json_t *v = NULL;
-    mb_status st = json_read(&v, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err);
-    if (st == MB_OK && !json_is_object(v)) st = mb_fail(err, MB_INVALID, "the body must be a JSON object");
+    json_t *v;
+    mb_status st = api_body_read(&v, body, len, err);
     if (st == MB_OK) st = text_field(v, "id", &id, err);
     if (st == MB_OK) st = text_field(v, "path", &path, err);
     if (st == MB_OK) st = client->adapter_mount(client->ctx, id, path, &entry, problems, err);

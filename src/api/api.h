@@ -99,6 +99,8 @@ void api_error_body(struct buf *out, const struct api_dialect *d, int http_statu
 int api_error_body_of(struct buf *out, const struct api_dialect *d, const mb_error *e);
 
 /* --- the small ones --- */
+/* A body that must be a JSON object. json_decref; NULL on failure. */
+mb_status api_body_read(json_t **out, const char *body, size_t len, mb_error *err);
 void api_models_body(struct buf *out, const struct engine_client *client, const char *only_id); /* API-261..265 */
 mb_status api_tokenize(struct buf *out, const struct engine_client *client, const char *body, size_t len, mb_error *err);
 mb_status api_detokenize(struct buf *out, const struct engine_client *client, const char *body, size_t len,

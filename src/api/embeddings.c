@@ -94,8 +94,7 @@ mb_status api_embed_open(struct api_embed **out, const char *body, size_t len, m
     *out = NULL;
     if (!e) return mb_fail(err, MB_NO_MEMORY, "no memory for a request");
     arena_init(&e->arena, ((size_t)1 << 20) + 16 * len);
-    mb_status st = json_read(&e->body, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err);
-    if (st == MB_OK && !json_is_object(e->body)) st = mb_fail(err, MB_INVALID, "the body must be a JSON object");
+    mb_status st = api_body_read(&e->body, body, len, err);
     if (st == MB_OK) st = inputs(e, e->body, err);
     if (st == MB_OK) st = options(e, e->body, err);
     if (st != MB_OK) api_embed_close(e);

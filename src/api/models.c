@@ -23,15 +23,6 @@ void api_models_body(struct buf *out, const struct engine_client *client, const 
     buf_append_str(out, "]}");
 }
 
-static mb_status read_object(json_t **v, const char *body, size_t len, mb_error *err)
-{
-    MB_TRY(json_read(v, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err));
-    if (json_is_object(*v)) return MB_OK;
-    json_decref(*v);
-    *v = NULL;
-    return mb_fail(err, MB_INVALID, "the body must be a JSON object");
-}
-
 static mb_status tokenize(struct buf *out, const struct engine_client *client, const json_t *v, struct arena *a,
                           mb_error *err)
 {
@@ -56,7 +47,7 @@ mb_status api_tokenize(struct buf *out, const struct engine_client *client, cons
 {
     json_t *v;
     struct arena a;
-    MB_TRY(read_object(&v, body, len, err));
+    MB_TRY(api_body_read(&v, body, len, err));
     arena_init(&a, ((size_t)16 << 20) + 64 * len);
     mb_status st = tokenize(out, client, v, &a, err);
     arena_free(&a);
@@ -109,7 +100,7 @@ mb_status api_detokenize(struct buf *out, const struct engine_client *client, co
 {
     json_t *v;
     struct arena a;
-    MB_TRY(read_object(&v, body, len, err));
+    MB_TRY(api_body_read(&v, body, len, err));
     arena_init(&a, ((size_t)1 << 20) + 16 * len);
     mb_status st = detokenize(out, client, v, &a, err);
     arena_free(&a);

@@ -6,6 +6,15 @@
 #include "api/api_int.h"
 #include "base/clock.h"
 
+mb_status api_body_read(json_t **out, const char *body, size_t len, mb_error *err)
+{
+    MB_TRY(json_read(out, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err));
+    if (json_is_object(*out)) return MB_OK;
+    json_decref(*out);
+    *out = NULL;
+    return mb_fail(err, MB_INVALID, "the body must be a JSON object");
+}
+
 mb_status api_request_open(struct api_request **out, const struct api_dialect *d, const struct api_env *env,
                            const char *body, size_t len, mb_error *err)
 {
@@ -20,8 +29,7 @@ mb_status api_request_open(struct api_request **out, const struct api_dialect *d
     buf_init(&r->kwargs, 0);
     buf_init(&r->constraint, 0);
     buf_init(&r->warning, 4096);
-    mb_status st = json_read(&r->body, body, len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err);
-    if (st == MB_OK && !json_is_object(r->body)) st = mb_fail(err, MB_INVALID, "the body must be a JSON object");
+    mb_status st = api_body_read(&r->body, body, len, err);
     if (st == MB_OK) st = d->compile(r, r->body, err);
     if (st != MB_OK) api_request_close(r);
     else *out = r;

@@ -43,8 +43,7 @@ void handle_downloads(struct http_exchange *x)
 /* {"repo_id", "revision"}; revision may be absent. Strings point into *body (json_decref). */
 static mb_status read_body(struct http_exchange *x, json_t **body, const char **repo, const char **revision, mb_error *err)
 {
-    MB_TRY(json_read(body, x->body.data ? x->body.data : "", x->body.len, JSON_READ_REJECT_DUPLICATES | JSON_READ_ANY, err));
-    if (!json_is_object(*body)) return mb_fail(err, MB_INVALID, "the body must be a JSON object");
+    MB_TRY(api_body_read(body, x->body.data ? x->body.data : "", x->body.len, err));
     MB_TRY(json_get_str(*body, "repo_id", NULL, repo, err));
     MB_TRY(json_get_str(*body, "revision", "main", revision, err));
     return *repo ? MB_OK : mb_fail_at(err, MB_INVALID, "repo_id", "repo_id is required: the model's name, owner/name");
