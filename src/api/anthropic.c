@@ -16,34 +16,18 @@ static bool is_function(const json_t *tool)
     return !type || strcmp(type, "custom") == 0;
 }
 
-static void put_tool(struct buf *b, const json_t *tool)
-{
-    static const char *const keys[][2] = { { "description", "description" }, { "input_schema", "parameters" }, { "strict", "strict" } };
-    const struct json_write_opts opts = { 0 };
-    buf_append_str(b, b->len > 1 ? ",{\"type\":\"function\",\"function\":{\"name\":" : "{\"type\":\"function\",\"function\":{\"name\":");
-    json_write(b, json_object_get(tool, "name"), &opts);
-    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
-        const json_t *v = field_get(tool, keys[k][0]);
-        if (!v) continue;
-        buf_printf(b, ",\"%s\":", keys[k][1]);
-        json_write(b, v, &opts);
-    }
-    buf_append_str(b, "}}");
-}
-
 static mb_status tool_list(struct api_request *r, const json_t *list, size_t *n, mb_error *err)
 {
     *n = 0;
     buf_append_char(&r->tools, '[');
     for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *tool = json_array_get(list, i), *schema = field_get(tool, "input_schema");
+        const json_t *tool = json_array_get(list, i), *schema = field_get(tool, "input_schema"), *name = json_object_get(tool, "name");
         if (!json_is_object(tool)) return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu] must be an object", i);
         if (!is_function(tool)) continue;
-        if (!json_is_text(json_object_get(tool, "name")))
-            return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu].name must be of type str", i);
+        if (!json_is_text(name)) return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu].name must be of type str", i);
         if (schema && !json_is_object(schema))
             return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu].input_schema must be of type dict", i);
-        put_tool(&r->tools, tool);
+        common_put_function(&r->tools, tool, (struct str){ json_string_value(name), json_string_length(name) }, "input_schema");
         ++*n;
     }
     buf_append_char(&r->tools, ']');
@@ -62,7 +46,7 @@ static bool has_tool(const json_t *list, const char *name)
 
 static mb_status tool_choice(struct api_request *r, const json_t *choice, const json_t *list, size_t n_tools, mb_error *err)
 {
-    const char *type = json_string_value(json_object_get(choice, "type")), *name = NULL;
+    const char *type = json_string_value(json_object_get(choice, "type"));
     bool single = false;
     if (!choice) return MB_OK;
     if (!type) return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be an object with a type");
@@ -78,11 +62,9 @@ static mb_status tool_choice(struct api_request *r, const json_t *choice, const 
         return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice.type must be auto, any, tool or none");
     if (n_tools == 0) return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice %s needs tools, and there are none", type);
     if (!any) {
-        MB_TRY(json_get_str(choice, "name", NULL, &name, err));
-        if (!name || !has_tool(list, name))
+        MB_TRY(field_str(choice, "name", &r->gen.tool_name, err));
+        if (!r->gen.tool_name || !has_tool(list, r->gen.tool_name))
             return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice.name must be the name of one of the tools");
-        r->gen.tool_name = arena_strdup(&r->arena, name);
-        if (!r->gen.tool_name) return mb_fail(err, MB_NO_MEMORY, "no memory for the request");
     }
     r->gen.tool_choice = any ? TOOLS_REQUIRED : TOOLS_NAMED;
     return MB_OK;

@@ -30,6 +30,11 @@ mb_status common_logit_bias(struct api_request *r, const json_t *body, mb_error 
  * {"type": "text" | "json_object" | "json_schema"}, a schema in "json_schema": {"schema", "strict"} or flat beside type. */
 mb_status common_constraints(struct api_request *r, const json_t *body, mb_error *err);
 mb_status common_format(struct api_request *r, const json_t *format, const char *name, mb_error *err);
+/* One more function for the list of tools that begins with "[": {"type", "function": {"name", "description", "parameters",
+ * "strict"}}, of a tool whose members stand in it flat, the schema under schema_key. */
+void common_put_function(struct buf *list, const json_t *tool, struct str name, const char *schema_key);
+/* Does this string hold a JSON object, or nothing? *why says why it does not; no text: it is JSON of another kind. */
+bool common_holds_object(const json_t *text, mb_error *why);
 /* Thinking: the effort (a value of field `name`, may be NULL) first, then what overrides it (API-132). */
 mb_status common_effort(struct api_request *r, const json_t *effort, const char *name, mb_error *err);
 mb_status common_template_kwargs(struct api_request *r, const json_t *body, mb_error *err);

@@ -70,16 +70,11 @@ static mb_status tool_calls(json_t *m, size_t i, mb_error *err)
         if (!json_is_text(json_object_get(fn, "name")))
             return bad(err, "messages[%zu].tool_calls[%zu].function.name must be of type str", i, j);
         const json_t *args = json_object_get(fn, "arguments");
-        json_t *parsed = NULL;
-        mb_error why = { 0 };
+        mb_error why;
         if (!args || json_is_null(args) || json_is_object(args)) continue;
         if (!json_is_text(args))
             return bad(err, "messages[%zu].tool_calls[%zu].function.arguments must be of type str", i, j);
-        if (json_string_length(args) == 0) continue;
-        json_read(&parsed, json_string_value(args), json_string_length(args), JSON_READ_ANY, &why);
-        bool ok = json_is_object(parsed);
-        json_decref(parsed);
-        if (!ok)
+        if (!common_holds_object(args, &why))
             return bad(err, "messages[%zu].tool_calls[%zu].function.arguments must be a JSON object in a string%s%.120s", i, j,
                        why.text[0] ? ": " : "", why.text);
     }

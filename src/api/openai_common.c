@@ -243,6 +243,33 @@ mb_status common_adapter(const json_t *body, const char **out, mb_error *err)
     return field_str(body, "adapter", out, err);
 }
 
+/* --- tools --- */
+void common_put_function(struct buf *list, const json_t *tool, struct str name, const char *schema_key)
+{
+    const char *const keys[][2] = { { "description", "description" }, { schema_key, "parameters" }, { "strict", "strict" } };
+    const struct json_write_opts opts = { 0 };
+    buf_append_str(list, list->len > 1 ? ",{\"type\":\"function\",\"function\":{\"name\":" : "{\"type\":\"function\",\"function\":{\"name\":");
+    json_write_string(list, name.ptr, name.len);
+    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
+        const json_t *v = field_get(tool, keys[k][0]);
+        if (!v) continue;
+        buf_printf(list, ",\"%s\":", keys[k][1]);
+        json_write(list, v, &opts);
+    }
+    buf_append_str(list, "}}");
+}
+
+bool common_holds_object(const json_t *text, mb_error *why)
+{
+    json_t *v = NULL;
+    *why = (mb_error){ 0 };
+    if (json_string_length(text) == 0) return true;
+    json_read(&v, json_string_value(text), json_string_length(text), JSON_READ_ANY, why);
+    bool ok = json_is_object(v);
+    json_decref(v);
+    return ok;
+}
+
 /* --- thinking: an explicit enable_thinking, else the effort (API-132) --- */
 mb_status common_effort(struct api_request *r, const json_t *effort, const char *name, mb_error *err)
 {

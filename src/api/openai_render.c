@@ -82,13 +82,12 @@ static void render_close(void *ctx)
 /* --- pieces of JSON --- */
 static void put_usage(struct openai_render *w, struct buf *out)
 {
-    int32_t batch = w->client->info(w->client->ctx)->batch;
     buf_printf(out,
                "{\"prompt_tokens\": %d, \"completion_tokens\": %d, \"total_tokens\": %d, "
                "\"prompt_tokens_details\": {\"cached_tokens\": %d}, "
                "\"completion_tokens_details\": {\"reasoning_tokens\": %d}, \"lane\": \"%s\"}",
                (int)w->n_prompt, (int)w->n_completion, (int)(w->n_prompt + w->n_completion), (int)w->n_cached,
-               (int)w->n_reasoning, batch == 1 ? "serial" : "batched");
+               (int)w->n_reasoning, api_lane(w->client));
 }
 
 static const char *finish_name(enum gen_finish f)

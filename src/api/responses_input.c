@@ -88,14 +88,10 @@ static mb_status message(struct reader *d, const json_t *it, mb_error *err)
 
 static mb_status check_arguments(const struct reader *d, const json_t *args, mb_error *err)
 {
-    json_t *v = NULL;
-    mb_error why = { 0 };
+    mb_error why;
     if (!json_is_text(args)) return bad(d, err, ".arguments must be of type str");
-    if (json_string_length(args) == 0) return MB_OK;
-    json_read(&v, json_string_value(args), json_string_length(args), JSON_READ_ANY, &why);
-    bool ok = json_is_object(v);
-    json_decref(v);
-    return ok ? MB_OK : bad(d, err, ".arguments must be a JSON object in a string%s%.120s", why.text[0] ? ": " : "", why.text);
+    if (common_holds_object(args, &why)) return MB_OK;
+    return bad(d, err, ".arguments must be a JSON object in a string%s%.120s", why.text[0] ? ": " : "", why.text);
 }
 
 static mb_status function_call(struct reader *d, const json_t *it, mb_error *err)

@@ -46,21 +46,6 @@ static bool is_allowed(const struct choice *c, const char *shown)
     return false;
 }
 
-static void put_function(struct buf *b, const json_t *tool, const char *shown)
-{
-    static const char *const keys[] = { "description", "parameters", "strict" };
-    const struct json_write_opts opts = { 0 };
-    buf_append_str(b, b->len > 1 ? ",{\"type\":\"function\",\"function\":{\"name\":" : "{\"type\":\"function\",\"function\":{\"name\":");
-    json_write_string(b, shown, strlen(shown));
-    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
-        const json_t *v = field_get(tool, keys[k]);
-        if (!v) continue;
-        buf_printf(b, ",\"%s\":", keys[k]);
-        json_write(b, v, &opts);
-    }
-    buf_append_str(b, "}}");
-}
-
 static mb_status remember(struct responses_extra *x, const char *shown, const char *space, const char *name, mb_error *err)
 {
     if (!x->names) x->names = json_object();
@@ -82,7 +67,7 @@ static mb_status function(struct api_request *r, const json_t *tool, const char 
     if (!is_allowed(c, shown)) return MB_OK;
     if (c->named && strcmp(c->named, shown) == 0) c->found = true;
     if (space) MB_TRY(remember(r->priv, shown, space, name, err));
-    put_function(&r->tools, tool, shown);
+    common_put_function(&r->tools, tool, str_of(shown), "parameters");
     return MB_OK;
 }
 
