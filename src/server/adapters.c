@@ -58,10 +58,5 @@ void handle_adapter_unmount(struct http_exchange *x)
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    if (api_adapter_unmount(&b, &x->s->client, x->rest, &err) == MB_OK) {
-        http_reply(x, 200, "application/json", &b);
-        return;
-    }
-    buf_free(&b);
-    http_reply_error(x, &err);
+    http_reply_json(x, api_adapter_unmount(&b, &x->s->client, x->rest, &err), &b, &err);
 }

@@ -35,11 +35,7 @@ static void run(struct http_exchange *x, struct api_embed *req)
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    if (api_embed_run(req, &x->s->client, is_gone, x, &b, &err) == MB_OK) http_reply(x, 200, "application/json", &b);
-    else {
-        buf_free(&b);
-        http_reply_error(x, &err);
-    }
+    http_reply_json(x, api_embed_run(req, &x->s->client, is_gone, x, &b, &err), &b, &err);
 }
 
 static void *embed_main(void *ctx)

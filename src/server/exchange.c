@@ -93,6 +93,16 @@ void http_reply_error(struct http_exchange *x, const mb_error *e)
     http_reply(x, status, "application/json", &b);
 }
 
+void http_reply_json(struct http_exchange *x, mb_status st, struct buf *body, const mb_error *e)
+{
+    if (st == MB_OK) {
+        http_reply(x, 200, "application/json", body);
+        return;
+    }
+    buf_free(body);
+    http_reply_error(x, e);
+}
+
 void http_reply_status(struct http_exchange *x, int status, const char *code, const char *param, const char *message)
 {
     struct buf b;

@@ -38,16 +38,6 @@ void handle_model(struct http_exchange *x)
     models(x, x->rest);
 }
 
-static void reply_json(struct http_exchange *x, mb_status st, struct buf *b, const mb_error *err)
-{
-    if (st == MB_OK) {
-        http_reply(x, 200, "application/json", b);
-        return;
-    }
-    buf_free(b);
-    http_reply_error(x, err);
-}
-
 typedef mb_status (*convert_fn)(struct buf *out, const struct engine_client *client, const char *body, size_t len,
                                 mb_error *err);
 
@@ -56,7 +46,7 @@ static void convert(struct http_exchange *x, convert_fn fn)
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    reply_json(x, fn(&b, &x->s->client, x->body.data ? x->body.data : "", x->body.len, &err), &b, &err);
+    http_reply_json(x, fn(&b, &x->s->client, x->body.data ? x->body.data : "", x->body.len, &err), &b, &err);
 }
 
 void handle_tokenize(struct http_exchange *x)
@@ -75,7 +65,7 @@ void handle_count_tokens(struct http_exchange *x)
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    reply_json(x, api_anthropic_count(&b, &x->s->api, x->body.data ? x->body.data : "", x->body.len, &err), &b, &err);
+    http_reply_json(x, api_anthropic_count(&b, &x->s->api, x->body.data ? x->body.data : "", x->body.len, &err), &b, &err);
 }
 
 void handle_response(struct http_exchange *x)
@@ -84,7 +74,7 @@ void handle_response(struct http_exchange *x)
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    reply_json(x, api_responses_get(&b, &x->s->api, x->rest, &page, &err), &b, &err);
+    http_reply_json(x, api_responses_get(&b, &x->s->api, x->rest, &page, &err), &b, &err);
 }
 
 void handle_response_delete(struct http_exchange *x)
@@ -92,7 +82,7 @@ void handle_response_delete(struct http_exchange *x)
     struct buf b;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    reply_json(x, api_responses_delete(&b, &x->s->api, x->rest, &err), &b, &err);
+    http_reply_json(x, api_responses_delete(&b, &x->s->api, x->rest, &err), &b, &err);
 }
 
 void handle_root(struct http_exchange *x)

@@ -20,12 +20,7 @@ static void reply_of(struct http_exchange *x, answer_fn fn)
     mb_error err = { 0 };
     if (!has_library(x)) return;
     buf_init(&b, 0);
-    if (fn(x->s->opt.library, &b, &err) == MB_OK) {
-        http_reply(x, 200, "application/json", &b);
-        return;
-    }
-    buf_free(&b);
-    http_reply_error(x, &err);
+    http_reply_json(x, fn(x->s->opt.library, &b, &err), &b, &err);
 }
 
 void handle_library(struct http_exchange *x)

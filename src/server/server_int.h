@@ -155,6 +155,8 @@ void exchange_unref(struct http_exchange *x);
 /* The whole answer; body is taken. Ignored when an answer exists already. */
 void http_reply(struct http_exchange *x, int status, const char *content_type, struct buf *body);
 void http_reply_error(struct http_exchange *x, const mb_error *e);
+/* 200 with the body, or the error; body is taken in either case. */
+void http_reply_json(struct http_exchange *x, mb_status st, struct buf *body, const mb_error *e);
 void http_reply_status(struct http_exchange *x, int status, const char *code, const char *param, const char *message);
 void exchange_count(struct server *s, int status);
 
