@@ -40,15 +40,15 @@ static mb_status add_bytes(void *total, const char *dir, const char *name, mb_er
     return MB_OK;
 }
 
-/* Names of files in snapshots that stay, and the blobs that they need. */
-static mb_status add_kept(const json_t *snapshots, const char *commit, json_t *files, json_t *blobs)
+/* Names of files in snapshots that stay, and the blobs that they need: one that is not noted would go. */
+static mb_status add_kept(const json_t *snapshots, const char *commit, json_t *files, json_t *blobs, mb_error *err)
 {
     const char *file;
     json_t *digest;
-    json_object_foreach(json_object_get(snapshots, commit), file, digest) {
-        if (files) json_object_set_new(files, file, json_true());
-        json_object_set_new(blobs, json_string_value(digest), json_true());
-    }
+    json_object_foreach(json_object_get(snapshots, commit), file, digest)
+        if ((files && json_object_set_new(files, file, json_true()) != 0) ||
+            json_object_set_new(blobs, json_string_value(digest), json_true()) != 0)
+            return mb_fail(err, MB_NO_MEMORY, "no memory for the plan");
     return MB_OK;
 }
 
@@ -132,7 +132,7 @@ static mb_status decide_snapshots(struct gc_work *w, json_t *kept_files, json_t 
     json_t *files;
     json_object_foreach(w->snapshots, commit, files)
         if (json_object_get(w->refs, commit)) {
-            add_kept(w->snapshots, commit, kept_files, needed);
+            MB_TRY(add_kept(w->snapshots, commit, kept_files, needed, err));
             w->repo->n_kept++;
         }
     json_object_foreach(w->snapshots, commit, files) {
@@ -140,7 +140,7 @@ static mb_status decide_snapshots(struct gc_work *w, json_t *kept_files, json_t 
         if (json_object_get(w->refs, commit)) continue;
         MB_TRY(decide(w, commit, kept_files, &goes, err));
         if (goes) MB_TRY(add_snapshot(w, commit, err));
-        else add_kept(w->snapshots, commit, NULL, needed);
+        else MB_TRY(add_kept(w->snapshots, commit, NULL, needed, err));
         if (goes) w->repo->n_pruned++;
         else w->repo->n_skipped++;
     }
@@ -198,7 +198,7 @@ static mb_status decide_rm_revision(struct gc_work *w, mb_error *err)
     if (st == MB_OK) st = refuse_in_use(w, commit, err);
     if (st == MB_OK) st = add_snapshot(w, commit, err);
     json_object_foreach(w->snapshots, c, files)
-        if (st == MB_OK && strcmp(c, commit) != 0) add_kept(w->snapshots, c, NULL, needed);
+        if (st == MB_OK && strcmp(c, commit) != 0) st = add_kept(w->snapshots, c, NULL, needed, err);
     if (st == MB_OK) st = decide_blobs(w, needed, err);
     w->repo->n_pruned = 1;
     w->repo->n_kept = (int32_t)json_object_size(w->snapshots) - 1;

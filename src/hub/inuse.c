@@ -10,51 +10,55 @@
 
 #include "hub/names.h"
 
-/* ".../blobs/<digest>" below root, perhaps with " (deleted)" behind. */
-static void take_path(json_t *set, const char *root, const char *path)
+/* ".../blobs/<digest>" below root, perhaps with " (deleted)" behind. False: no memory. */
+static bool take_path(json_t *set, const char *root, const char *path)
 {
     char digest[NAME_DIGEST_MAX];
     size_t n_root = strlen(root);
-    if (strncmp(path, root, n_root) != 0 || path[n_root] != '/') return;
+    if (strncmp(path, root, n_root) != 0 || path[n_root] != '/') return true;
     const char *at = strstr(path + n_root, "/blobs/");
-    if (!at) return;
+    if (!at) return true;
     at += 7;
     size_t len = strspn(at, "0123456789abcdef");
-    if (len >= sizeof digest || (at[len] != '\0' && at[len] != '\n' && at[len] != ' ')) return;
+    if (len >= sizeof digest || (at[len] != '\0' && at[len] != '\n' && at[len] != ' ')) return true;
     memcpy(digest, at, len);
     digest[len] = '\0';
-    if (name_is_digest(digest)) json_object_set_new(set, digest, json_true());
+    return !name_is_digest(digest) || json_object_set_new(set, digest, json_true()) == 0;
 }
 
-static void take_maps(json_t *set, const char *root, const char *pid)
+static bool take_maps(json_t *set, const char *root, const char *pid)
 {
     char path[300], *line = NULL;
     size_t cap = 0;
+    bool ok = true;
     snprintf(path, sizeof path, "/proc/%s/maps", pid);
     FILE *f = fopen(path, "re");
-    if (!f) return;
-    while (getline(&line, &cap, f) > 0) {
+    if (!f) return true;
+    while (ok && getline(&line, &cap, f) > 0) {
         const char *name = strchr(line, '/');
-        if (name) take_path(set, root, name);
+        if (name) ok = take_path(set, root, name);
     }
     free(line); /* getline's own */
     fclose(f);
+    return ok;
 }
 
-static void take_fds(json_t *set, const char *root, const char *pid)
+static bool take_fds(json_t *set, const char *root, const char *pid)
 {
     char dir[300], path[600], target[PATH_MAX];
     snprintf(dir, sizeof dir, "/proc/%s/fd", pid);
     DIR *d = opendir(dir);
-    for (struct dirent *e; d && (e = readdir(d));) {
+    bool ok = true;
+    for (struct dirent *e; ok && d && (e = readdir(d));) {
         if (e->d_name[0] == '.') continue;
         snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
         ssize_t n = readlink(path, target, sizeof target - 1);
         if (n <= 0) continue;
         target[n] = '\0';
-        take_path(set, root, target);
+        ok = take_path(set, root, target);
     }
     if (d) closedir(d);
+    return ok;
 }
 
 json_t *inuse_blobs(const char *root)
@@ -62,11 +66,13 @@ json_t *inuse_blobs(const char *root)
     char real[PATH_MAX];
     json_t *set = json_object();
     DIR *d = set && realpath(root, real) ? opendir("/proc") : NULL;
-    for (struct dirent *e; d && (e = readdir(d));) {
+    bool ok = set != NULL;
+    for (struct dirent *e; ok && d && (e = readdir(d));) {
         if (e->d_name[0] < '1' || e->d_name[0] > '9') continue;
-        take_maps(set, real, e->d_name);
-        take_fds(set, real, e->d_name);
+        ok = take_maps(set, real, e->d_name) && take_fds(set, real, e->d_name);
     }
     if (d) closedir(d);
-    return set;
+    if (ok) return set;
+    json_decref(set);
+    return NULL;
 }
