@@ -35,12 +35,18 @@ void mb_set_log(int level, void (*sink)(void *ctx, int level, const char *area, 
     log_set_sink(sink ? forward_log : NULL, ctx);
 }
 
+static const char *const TIERS[] = { [TIER_L1] = "l1", [TIER_L2] = "l2", [TIER_F32] = "f32" };
+
+const char *mb_tier_name(enum fidelity_tier tier)
+{
+    return TIERS[tier];
+}
+
 mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err)
 {
-    static const char *const names[] = { "l1", "l2", "f32" };
     *out = TIER_L1;
     for (int i = 0; text && i < 3; i++)
-        if (strcmp(text, names[i]) == 0) {
+        if (strcmp(text, TIERS[i]) == 0) {
             *out = (enum fidelity_tier)i;
             return MB_OK;
         }
@@ -94,10 +100,10 @@ mb_status mb_options_to_load(const char *path, const mb_options *opt, struct eng
     return MB_OK;
 }
 
-static const char *kv_mode_name(int format)
+const char *mb_kv_name(enum kv_format format)
 {
-    static const char *const names[] = { "bf16", "f16", "f32" };
-    return format >= 0 && format < KV_FORMAT_COUNT ? names[format] : "bf16";
+    static const char *const names[KV_FORMAT_COUNT] = { [KV_BF16] = "bf16", [KV_F16] = "f16", [KV_F32] = "f32" };
+    return names[format];
 }
 
 /* --adapter: PATH, whose last part is the id, or ID=PATH; id receives it. A bad one fails the start (CFG-083). */
@@ -118,13 +124,12 @@ static mb_status mount_default(struct engine *engine, const char *spec, char id[
 static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path, const struct engine_load *load,
                           const struct mb_open_extra *x, mb_error *err)
 {
-    static const char *const tiers[] = { "l1", "l2", "f32" };
     struct gen_engine_options opt = { .model_dir = path, .model_id = x ? x->model_id : NULL,
                                       .max_tokens = x ? x->max_tokens : -1, .thinking = x ? x->thinking : GIVEN_NONE,
                                       .ring_events = x ? x->ring_events : 0, .cache_dir = x ? x->cache_dir : NULL };
-    struct gen_model_info info = { .path = path, .n_context = e->loaded.n_context, .kv_mode = kv_mode_name(e->loaded.kv_format),
+    struct gen_model_info info = { .path = path, .n_context = e->loaded.n_context, .kv_mode = mb_kv_name(e->loaded.kv_format),
                                    .n_layer_full = e->loaded.n_layer_full, .n_layer_window = e->loaded.n_layer_window,
-                                   .device = e->loaded.device, .tier = tiers[load->tier],
+                                   .device = e->loaded.device, .tier = mb_tier_name(load->tier),
                                    .weight_bytes = e->loaded.weight_bytes, .pool_bytes = e->loaded.pool_bytes,
                                    .batch = load->engine.batch, .embeds = e->loaded.embeds };
     char adapter[ENGINE_ADAPTER_ID_BYTES];

@@ -11,7 +11,6 @@
 struct mb_gen {
     struct gen_stream *stream;
     bool done;
-    char finish[16];
     struct buf call; /* the last MB_EV_TOOL's object */
 };
 

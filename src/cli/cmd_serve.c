@@ -112,7 +112,6 @@ static void print_memory(const struct engine_loaded *l)
 
 static void print_card(const struct flags *f, mb_engine *e, const char *path, const struct server *s)
 {
-    static const char *const formats[] = { "bf16", "f16", "f32" };
     struct engine_client c = mb_engine_client(e);
     const struct gen_model_info *info = c.info(c.ctx);
     const struct engine_loaded *l = mb_engine_loaded(e);
@@ -123,7 +122,7 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
     if (f->unix_path.given) printf("  socket   %s\n", f->unix_path.s);
     else printf("  url      %s/v1\n", url);
     printf("  model    %s\n           %s\n", info->id, path);
-    printf("  tier     %s, KV %s; %s; up to %d requests together\n", info->tier, formats[l->kv_format], l->device, info->batch);
+    printf("  tier     %s, KV %s; %s; up to %d requests together\n", info->tier, mb_kv_name(l->kv_format), l->device, info->batch);
     print_memory(l);
     printf("\n  curl %s%s%s%s/v1/chat/completions -H 'content-type: application/json'%s \\\n"
            "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n", curl_unix, socket, *socket ? " " : "", url,
