@@ -198,7 +198,7 @@ mb_status serve_run(const struct flags *f, const char *positional, const char *o
     MB_TRY(find_model(f, positional, path, err));
     static struct lock in_use; /* until the process ends: gc and rm leave the snapshot alone */
     get_use(&in_use, path);
-    if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, this model is dense");
+    if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, all weights stay in memory");
     MB_TRY(load(f, path, &e, err));
     struct library *library = open_library(f, path);
     mb_status st = serve(f, owner, e, path, library, err);

@@ -152,8 +152,8 @@ static const struct flag_row rows[] = {
       .note = "Weights are packed into memory of this process at load and never dropped or read again from the file, which is "
               "what the flag is for; only swap could push them out.", .spec = "T1.46 T2.07 CFG-118 CFG-119" },
     { .name = "expert-offload", .type = FLAG_BOOL, .off = OFF(expert_offload), .commands = CMD_SERVE, .state = FLAG_NO_EFFECT,
-      .help = "accepted; ignored on dense models", .note = "Every family of this version is dense: one log line says that the "
-      "flag is ignored.", .spec = "T1.47 CFG-120" },
+      .help = "accepted, changes nothing", .note = "Experts stay in memory; one log line says that the flag is ignored.",
+      .spec = "T1.47 CFG-120" },
 
     /* --- adapters and drafts --- */
     { .name = "adapter", .aliases = "adapter-path", .type = FLAG_STRING, .off = OFF(adapter), .commands = ADAPTED,
@@ -375,7 +375,7 @@ static const struct flag_row rows[] = {
     { .type = FLAG_BOOL, .off = OFF(env_bool), .env = "MLX_BUN_TRELLIS_ASYNC_EXPAND", .commands = RUNS,
       .state = FLAG_NO_EFFECT, .note = "As MLX_BUN_TRELLIS.", .spec = "T2.10 CFG-142" },
     { .type = FLAG_STRING, .off = OFF(env_string), .env = "MLX_BUN_EXPERT_OFFLOAD", .commands = RUNS,
-      .state = FLAG_NO_EFFECT, .note = "Every family of this version is dense.", .spec = "T2.13 CFG-143" },
+      .state = FLAG_NO_EFFECT, .note = "As --expert-offload.", .spec = "T2.13 CFG-143" },
     { .type = FLAG_BOOL, .off = OFF(env_bool), .env = "MLX_BUN_PREFILL_TAIL_SPLIT", .dflt = "1", .commands = RUNS,
       .state = FLAG_NO_EFFECT, .note = "Where a prompt is cut changes no bit here.", .spec = "T2.14 CFG-144" },
     { .type = FLAG_BOOL, .off = OFF(grammar), .env = "MLX_BUN_GRAMMAR", .dflt = "1", .commands = CMD_SERVE,

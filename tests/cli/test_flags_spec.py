@@ -162,7 +162,7 @@ def quiet(tmp_path_factory):
     (["--fused-sdpa", "off"], None),                          # T1.45
     (["--fused-sdpa", "on"], None),                           # T1.45
     (["--force-wire"], None),                                 # T1.46
-    (["--expert-offload"], "dense"),                          # T1.47
+    (["--expert-offload"], "--expert-offload: ignored"),      # T1.47
     (["--prefill-chunk", "3"], None),
 ])
 def test_rows_without_effect(flags, warns, base):
