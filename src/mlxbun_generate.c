@@ -166,7 +166,7 @@ static bool to_event(mb_gen *g, const struct gen_event *in, mb_event *out)
         out->type = MB_EV_DONE;
         return true;
     default:
-        return false; /* progress */
+        return false; /* progress, warnings */
     }
 }
 

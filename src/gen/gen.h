@@ -66,7 +66,7 @@ struct gen_request {
     int32_t n_stops;
     int32_t n_choices;               /* >= 1 */
     bool logprobs;                   /* want each token's own */
-    int32_t n_top_logprobs;          /* 0 .. 11 */
+    int32_t n_top_logprobs;          /* 0 .. SAMPLE_MAX_TOP */
     struct hlg_values hlg;           /* key by key over the server's */
     const char *adapter;             /* "a", "a+b", "none" or NULL = default; names, never paths */
     bool score;                      /* no generation: log-probabilities of the given ids */

@@ -5,7 +5,7 @@
  *                             refs/<revision>                    a commit, without a newline
  *                             .no_exist/<commit>/<file>          other clients: known not to exist
  *                             .mlx-bun/<commit>.json             ours: which files the snapshot should have
- *   <hub>/.locks/models--owner--name/                            locks of other clients; ours: get.lock, use-<commit>.lock
+ *   <hub>/.locks/models--owner--name/                            locks of other clients; ours: get.mlx-bun, use-<commit>.mlx-bun
  *
  * Paths are plain strings of at most PATH_MAX bytes; every function that makes one says when it does not fit.
  */

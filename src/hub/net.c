@@ -263,7 +263,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *b)
     return ((struct buf *)b)->failed == MB_OK ? size * n : 0;
 }
 
-/* One request, without redirects or retries. False: *err says why there can be no answer at all. */
+/* One request, without redirects or retries. A hub that cannot be reached is MB_OK with status 0. */
 static mb_status get_once(const struct net_opts *o, const char *url, const struct asked *asked, struct net_answer *a,
                           struct buf *body, mb_error *err)
 {
