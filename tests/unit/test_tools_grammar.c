@@ -15,6 +15,7 @@
 static const char TOOLS[] =
     "[{\"name\":\"look\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"n\":{\"type\":\"integer\","
     "\"minimum\":0,\"maximum\":99},\"mode\":{\"enum\":[\"a b\",\"c\\\"d\"]},\"on\":{\"type\":\"boolean\"},\"r\":{\"$ref\":\"#/$defs/x\"},"
+    "\"s0\":{\"type\":[\"string\",\"null\"]},\"i0\":{\"type\":[\"integer\",\"null\"]},"
     "\"o/n\":{\"type\":\"boolean\"},\"at\":{\"$ref\":\"#/properties/o~1n\"},"
     "\"l\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"maxItems\":2}},\"required\":[\"city\",\"mode\"],\"additionalProperties\":false,"
     "\"$defs\":{\"x\":{\"type\":\"null\"}}}},"
@@ -71,6 +72,8 @@ static void check_argument(const char *key, const json_t *v)
         assert_true(strcmp(json_string_value(v), "a b") == 0 || strcmp(json_string_value(v), "c\"d") == 0);
     else if (strcmp(key, "on") == 0 || strcmp(key, "o/n") == 0 || strcmp(key, "at") == 0) assert_true(json_is_boolean(v));
     else if (strcmp(key, "r") == 0) assert_true(json_is_null(v));
+    else if (strcmp(key, "s0") == 0) assert_true(json_is_string(v) || json_is_null(v));
+    else if (strcmp(key, "i0") == 0) assert_true(json_is_integer(v) || json_bigint_text(v) || json_is_null(v));
     else if (strcmp(key, "l") == 0) assert_true(json_is_array(v));
     else fail_msg("argument %s", key);
 }

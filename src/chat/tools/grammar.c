@@ -11,7 +11,6 @@ struct writer {
     struct buf *out;
     const struct tool_family *f;
     const struct tool_grammar_options *o;
-    bool used_gemma, used_python; /* the value rules are wanted */
 };
 
 /* --- notation --- */
@@ -189,51 +188,47 @@ static void tag_value(struct writer *w, const struct tool *t, const char *key, c
     else lit(w, end);
 }
 
+/* A value of one of these types as Gemma and Python write it: a type is a rule or literals. */
+static void typed_value(struct writer *w, unsigned types)
+{
+    static const struct { unsigned type; const char *gemma, *python; } rows[] = {
+        { TYPE_STRING, "tool-string", "tool-string" },  { TYPE_NUMBER, "tool-number", "tool-number" },
+        { TYPE_INTEGER, "tool-integer", "tool-integer" }, { TYPE_BOOLEAN, "\"true\" | \"false\"", "\"True\" | \"False\"" },
+        { TYPE_NULL, "\"null\"", "\"None\"" },          { TYPE_OBJECT, "tool-object", "tool-object" },
+        { TYPE_ARRAY, "tool-list", "tool-list" },
+    };
+    const char *between = " (";
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (!(types & rows[i].type) || (rows[i].type == TYPE_INTEGER && types & TYPE_NUMBER)) continue;
+        buf_printf(w->out, "%s %s", between, w->f->style == STYLE_GEMMA ? rows[i].gemma : rows[i].python);
+        between = " |";
+    }
+    buf_append_str(w->out, " )");
+}
+
 static void gemma_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
 {
     unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
-    w->used_gemma = true;
     if (list) {
         sign(w, "<|\"|>");
         choices(w, list, NULL);
         sign(w, "<|\"|>");
-    } else if (types == TYPE_STRING) {
-        buf_append_str(w->out, " tool-gemma-string");
     } else if (types & (TYPE_STRING | TYPE_OBJECT | TYPE_ARRAY)) {
-        buf_append_str(w->out, types == TYPE_ARRAY ? " tool-gemma-list" : types == TYPE_OBJECT ? " tool-gemma-object" : " tool-gemma");
+        typed_value(w, types);
     } else {
         json_argument(w, t, key, schema);
     }
     json_decref(list);
 }
 
-/* Numbers, truth values and None, as many kinds as are allowed. */
-static void python_plain(struct writer *w, const struct tool *t, const char *key, const json_t *schema, unsigned types)
-{
-    const char *between = " (";
-    if (types & (TYPE_INTEGER | TYPE_NUMBER)) {
-        buf_append_str(w->out, " (");
-        if (types & (TYPE_BOOLEAN | TYPE_NULL)) buf_append_str(w->out, "tool-number");
-        else json_argument(w, t, key, schema);
-        between = " | ";
-    }
-    if (types & TYPE_BOOLEAN) buf_printf(w->out, "%s\"True\" | \"False\"", between), between = " | ";
-    if (types & TYPE_NULL) buf_printf(w->out, "%s\"None\"", between);
-    buf_append_str(w->out, " )");
-}
-
 static void python_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
 {
     unsigned types = argument_types(schema, t->parameters);
     json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
-    w->used_python = true;
     if (list) choices(w, list, "\"");
-    else if (types == TYPE_STRING) buf_append_str(w->out, " tool-python-string");
-    else if (types == TYPE_ARRAY) buf_append_str(w->out, " tool-python-list");
-    else if (types == TYPE_OBJECT) buf_append_str(w->out, " tool-python-dict");
-    else if (types & (TYPE_STRING | TYPE_ARRAY | TYPE_OBJECT)) buf_append_str(w->out, " tool-python");
-    else python_plain(w, t, key, schema, types);
+    else if (types & ~(unsigned)(TYPE_INTEGER | TYPE_NUMBER)) typed_value(w, types);
+    else json_argument(w, t, key, schema);
     json_decref(list);
 }
 
@@ -339,24 +334,21 @@ static void tool_rule(struct writer *w, const struct tool *t, size_t i)
 /* --- values of the two languages --- */
 static void value_rules(struct writer *w)
 {
-    if (w->used_gemma || w->used_python) /* digits as far as a double tells them apart */
-        buf_append_str(w->out, "tool-number ::= \"-\"? (\"0\" | [1-9] [0-9]{0,14}) (\".\" [0-9]{1,15})?\n");
-    if (w->used_gemma)
-        buf_append_str(w->out,
-            "tool-gemma-string ::= %token \"<|\\\"|>\" .* %token \"<|\\\"|>\"\n"
-            "tool-gemma-plain ::= tool-number | %json {\"type\":[\"boolean\",\"null\"]}\n"
-            "tool-gemma-key ::= [A-Za-z0-9_.-]+ \":\" tool-gemma\n"
-            "tool-gemma-object ::= \"{\" (tool-gemma-key (\",\" tool-gemma-key)*)? \"}\"\n"
-            "tool-gemma-list ::= \"[\" (tool-gemma (\",\" tool-gemma)*)? \"]\"\n"
-            "tool-gemma ::= tool-gemma-string | tool-gemma-plain | tool-gemma-object | tool-gemma-list\n");
-    if (w->used_python)
-        buf_append_str(w->out,
-            "tool-python-string ::= \"\\\"\" ([^\"\\\\\\n\\r] | \"\\\\\" [nrt\"\\\\])* \"\\\"\"\n"
-            "tool-python-plain ::= tool-number | \"True\" | \"False\" | \"None\"\n"
-            "tool-python-pair ::= tool-python-string \": \" tool-python\n"
-            "tool-python-dict ::= \"{\" (tool-python-pair (\", \" tool-python-pair)*)? \"}\"\n"
-            "tool-python-list ::= \"[\" (tool-python (\", \" tool-python)*)? \"]\"\n"
-            "tool-python ::= tool-python-string | tool-python-plain | tool-python-dict | tool-python-list\n");
+    if (w->f->style != STYLE_GEMMA && w->f->style != STYLE_PYTHON) return;
+    buf_append_str(w->out, /* digits as far as a double tells them apart */
+        "tool-integer ::= \"-\"? (\"0\" | [1-9] [0-9]{0,14})\n"
+        "tool-number ::= tool-integer (\".\" [0-9]{1,15})?\n"
+        "tool-value ::=");
+    typed_value(w, TYPE_ANY);
+    buf_append_str(w->out, w->f->style == STYLE_GEMMA ?
+        "\ntool-string ::= %token \"<|\\\"|>\" .* %token \"<|\\\"|>\"\n"
+        "tool-pair ::= [A-Za-z0-9_.-]+ \":\" tool-value\n"
+        "tool-object ::= \"{\" (tool-pair (\",\" tool-pair)*)? \"}\"\n"
+        "tool-list ::= \"[\" (tool-value (\",\" tool-value)*)? \"]\"\n" :
+        "\ntool-string ::= \"\\\"\" ([^\"\\\\\\n\\r] | \"\\\\\" [nrt\"\\\\])* \"\\\"\"\n"
+        "tool-pair ::= tool-string \": \" tool-value\n"
+        "tool-object ::= \"{\" (tool-pair (\", \" tool-pair)*)? \"}\"\n"
+        "tool-list ::= \"[\" (tool-value (\", \" tool-value)*)? \"]\"\n");
 }
 
 /* --- the frame --- */
