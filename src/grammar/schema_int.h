@@ -18,7 +18,6 @@
 
 #define KEY_NOT_ENUM "%notEnum"       /* values that the value must differ from */
 #define KEY_NOT_PATTERN "%notPattern" /* patterns that a string must not match */
-#define KEY_NO_CONTAINS "%noContains" /* every item must fail this schema */
 
 enum { T_NULL = 1, T_BOOL = 2, T_OBJECT = 4, T_ARRAY = 8, T_STRING = 16, T_INT = 32, T_FRACTION = 64, T_ALL = 127 };
 

@@ -83,14 +83,13 @@ static void fill_below(struct grammar_vocab *v)
 
 static mb_status build_trie(struct grammar_vocab *v, mb_error *err)
 {
-    size_t n = 0, n_bytes = 0;
+    size_t n = 0;
     struct sorted *s = mb_alloc(((size_t)v->n_vocab + 1) * sizeof *s);
     if (!s) return mb_fail(err, MB_NO_MEMORY, "no memory for the vocabulary of grammars");
     for (int32_t i = 0; i < v->n_vocab; i++) {
         uint32_t len = v->offs[i + 1] - v->offs[i];
         if (v->added[i] != TOKEN_TEXT) continue;
         s[n++] = (struct sorted){ v->bytes + v->offs[i], len, i };
-        n_bytes += len;
         if (len > v->max_len) v->max_len = len;
     }
     qsort(s, n, sizeof *s, by_bytes);
