@@ -35,6 +35,7 @@
 #ifndef GRAMMAR_GRAMMAR_H
 #define GRAMMAR_GRAMMAR_H
 
+#include "base/json.h"
 #include "base/status.h"
 #include "tokenizer/tokenizer.h"
 
@@ -112,6 +113,8 @@ struct grammar_keyword {
     const char *name, *status, *note; /* status: enforced | partly | annotation | refused */
 };
 const struct grammar_keyword *grammar_keywords(size_t *n_rows);
+/* Does this keyword with this value limit what is valid? Annotations, names of places ($id, $defs), unknown keywords do not. */
+bool grammar_keyword_limits(const char *name, const json_t *value);
 /* Names accepted as the value of `format`, NULL-terminated; others are annotations. */
 const char *const *grammar_formats(void);
 

@@ -57,10 +57,16 @@ const char *const *grammar_formats(void)
     return names;
 }
 
-struct expr *format_expr(struct build *b, const char *name)
+const char *format_pattern(const char *name)
 {
     for (size_t i = 0; i < N_FORMATS; i++)
-        if (!strcmp(formats[i].name, name)) /* their characters need no escape in JSON, so one form serves both */
-            return regex_parse(b, formats[i].pattern, strlen(formats[i].pattern), FORM_JSON, false, name);
+        if (!strcmp(formats[i].name, name)) return formats[i].pattern;
     return NULL;
+}
+
+struct expr *format_expr(struct build *b, const char *name)
+{
+    const char *pattern = format_pattern(name);
+    /* their characters need no escape in JSON, so one form serves both */
+    return pattern ? regex_parse(b, pattern, strlen(pattern), FORM_JSON, false, name) : NULL;
 }

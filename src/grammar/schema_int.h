@@ -110,6 +110,7 @@ struct expr *schema_number(struct sctx *c, const struct conj *j, int types);
 /* The strings (FORM_JSON, no quotes) that satisfy all; NULL: any string, or what they say is listed as unenforced. */
 struct dfa *schema_names_dfa(struct sctx *c, json_t **schemas, size_t n);
 struct dfa *schema_pattern(struct sctx *c, const json_t *schema, const char *pattern, size_t len);
+const char *format_pattern(const char *name);               /* NULL: not one that is enforced */
 struct expr *format_expr(struct build *b, const char *name); /* NULL: not one that is enforced */
 json_t *schema_negate(struct sctx *c, json_t *schema);      /* borrowed; NULL: cannot (no failure) or failure */
 bool schema_valid(struct sctx *c, json_t *schema, const json_t *value, int depth);

@@ -16,6 +16,7 @@ enum value_kind { V_ANY, V_SCHEMA, V_SCHEMAS, V_SCHEMA_MAP, V_PATTERN_MAP, V_NUM
 struct keyword {
     struct grammar_keyword doc;
     enum value_kind kind;
+    bool names; /* a place or schemas to refer to: limits nothing by itself */
 };
 
 static const struct keyword keywords[] = {
@@ -59,11 +60,11 @@ static const struct keyword keywords[] = {
     { { "then", "partly", "with if" }, V_SCHEMA },
     { { "else", "partly", "with if" }, V_SCHEMA },
     { { "$ref", "enforced", "inside the document, also recursive; remote references are refused without a fetch" }, V_TEXT },
-    { { "$defs", "enforced", "" }, V_SCHEMA_MAP },
-    { { "definitions", "enforced", "the older name of $defs" }, V_SCHEMA_MAP },
-    { { "$id", "enforced", "for resolving references" }, V_TEXT },
-    { { "$anchor", "enforced", "" }, V_TEXT },
-    { { "$dynamicAnchor", "partly", "as $anchor" }, V_TEXT },
+    { { "$defs", "enforced", "" }, V_SCHEMA_MAP, true },
+    { { "definitions", "enforced", "the older name of $defs" }, V_SCHEMA_MAP, true },
+    { { "$id", "enforced", "for resolving references" }, V_TEXT, true },
+    { { "$anchor", "enforced", "" }, V_TEXT, true },
+    { { "$dynamicAnchor", "partly", "as $anchor" }, V_TEXT, true },
     { { "$dynamicRef", "partly", "as $ref, when only one place has that anchor" }, V_TEXT },
     { { "$recursiveRef", "refused", "of an older draft" }, V_REFUSED },
     { { "additionalItems", "annotation", "of an older draft: items" }, V_ANY },
@@ -96,6 +97,13 @@ static const struct keyword *keyword_find(const char *name)
     for (size_t i = 0; i < N_KEYWORDS; i++)
         if (!strcmp(keywords[i].doc.name, name)) return &keywords[i];
     return NULL;
+}
+
+bool grammar_keyword_limits(const char *name, const json_t *value)
+{
+    const struct keyword *k = keyword_find(name);
+    if (!k || k->names || !strcmp(k->doc.status, "annotation")) return false;
+    return strcmp(name, "format") != 0 || !json_is_string(value) || format_pattern(json_string_value(value)) != NULL;
 }
 
 /* --- places --- */

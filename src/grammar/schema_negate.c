@@ -162,18 +162,13 @@ static void negate_ref(struct negation *n, json_t *target)
     else if (!schema_is_false(opposite)) add(n, json_incref(opposite));
 }
 
-/* Keywords that only annotate, or only mean something beside another that is handled. */
-static bool says_nothing(const char *name)
+/* Keywords that limit nothing, or only beside another that is handled. */
+static bool says_nothing(const char *name, const json_t *v)
 {
-    size_t n;
-    static const char *const silent[] = { "$defs", "definitions", "$id", "$anchor", "$dynamicAnchor", "then", "else",
-                                          "minContains", "maxContains" };
+    static const char *const silent[] = { "then", "else", "minContains", "maxContains" };
     for (size_t i = 0; i < sizeof silent / sizeof *silent; i++)
         if (!strcmp(name, silent[i])) return true;
-    const struct grammar_keyword *k = grammar_keywords(&n);
-    for (size_t i = 0; i < n; i++)
-        if (!strcmp(k[i].name, name)) return !strcmp(k[i].status, "annotation");
-    return true;
+    return !grammar_keyword_limits(name, v);
 }
 
 static void negate_bound(struct negation *n, const char *name, json_t *v)
@@ -208,7 +203,7 @@ static void negate_keyword(struct negation *n, json_t *s, const char *name, json
     else if (!strcmp(name, "pattern")) add_typed(n, "string", KEY_NOT_PATTERN, json_incref(v));
     else if (strstr(name, "imum")) negate_bound(n, name, v);
     else if (!strcmp(name, "if") && (inner = json_object_get(s, "then")) == NULL && !json_object_get(s, "else")) return;
-    else if (!says_nothing(name)) n->cannot = true;
+    else if (!says_nothing(name, v)) n->cannot = true;
 }
 
 static json_t *make(struct sctx *c, json_t *s, int depth)
