@@ -162,19 +162,23 @@ static mb_status compile_answer(struct gen_engine *g, const struct gen_constrain
     return st;
 }
 
-/* A strict tool whose schema cannot be enforced is refused by name, whether it is called or not. */
+/* A strict tool whose schema cannot be enforced, as such or in this model's markup, is refused by name, called or not. */
 static mb_status check_strict_tools(struct gen_engine *g, const struct tool_set *tools, mb_error *err)
 {
     struct json_write_opts opts = { 0 };
     for (size_t i = 0; i < tools->n; i++) {
         const struct tool *t = &tools->tools[i];
         struct grammar *gr = NULL;
+        struct tool_gap gap;
         struct buf b;
         if (!t->strict || !t->parameters) continue;
         buf_init(&b, 0);
         json_write(&b, t->parameters, &opts);
         mb_status st = buf_status(&b, "tools", err);
         if (st == MB_OK) st = compile(g, GRAMMAR_JSON_SCHEMA, b.data, true, &gr, err);
+        if (st == MB_OK && tool_grammar_gap(g->text->family, t, grammar_keyword_limits, &gap))
+            st = mb_fail(err, MB_UNSUPPORTED, "%s: %.60s cannot be enforced: the calls of this model do not write that value as JSON",
+                         gap.path, gap.keyword);
         if (st != MB_OK && err && st != MB_NO_MEMORY) {
             err->at = "tools";
             mb_error_prefix(err, "tools[%zu].function.parameters", i);

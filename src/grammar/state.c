@@ -116,6 +116,14 @@ void grammar_state_close(struct grammar_state *s)
 
 /* --- masks --- */
 
+static bool has_overflowed(struct grammar *g)
+{
+    pthread_mutex_lock(&g->lock); /* another state may be in a job */
+    bool r = g->machine.overflowed;
+    pthread_mutex_unlock(&g->lock);
+    return r;
+}
+
 static mb_status too_ambiguous(const struct grammar *g, mb_error *err)
 {
     return mb_fail(err, MB_TOO_LARGE, "the grammar is too ambiguous: more than %zu parses go on at one place",
@@ -149,7 +157,7 @@ mb_status grammar_state_mask(struct grammar_state *s, uint32_t *bits, int32_t n_
     }
     if (n_words && n_bits & 31) bits[n_words - 1] &= (1u << (n_bits & 31)) - 1;
     if (s->complete) put_ends(v, bits, n_bits);
-    else if (!any_bit(bits, n_words) && g->machine.overflowed)
+    else if (!any_bit(bits, n_words) && has_overflowed(g))
         return too_ambiguous(g, err);
     else if (!any_bit(bits, n_words))
         return mb_fail(err, MB_UNSUPPORTED, "no token of this model spells what the grammar asks for next");
@@ -174,7 +182,7 @@ static uint32_t after_bytes(struct machine *m, uint32_t config, const uint8_t *b
 
 static mb_status refused(const struct grammar_state *s, mb_error *err, int32_t id)
 {
-    if (s->g->machine.overflowed) return too_ambiguous(s->g, err);
+    if (has_overflowed(s->g)) return too_ambiguous(s->g, err);
     return mb_fail(err, MB_INVALID, "the token %d is not allowed by the grammar here", id);
 }
 

@@ -226,6 +226,23 @@ def test_design_unenforceable(forced):
     assert "warning" not in s.post(CHAT, {**body, "response_format": fmt(SCHEMA)}).headers
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_design_unenforceable_strict_tool(forced, family):
+    """design.md section 6: a strict tool with a keyword that the markup cannot hold is a 400 by keyword and path; JSON holds it."""
+    s = forced("hello", FAMILIES[family][0])
+    f = {"name": "f", "parameters": {"type": "object", "properties": {"p": {"type": "string", "pattern": "^x"}}, "required": ["p"],
+                                     "additionalProperties": False}}
+    body = {"messages": HELLO, "max_tokens": 20}
+    for choice in ("auto", "required"):
+        r = s.post(CHAT, {**body, "tools": [{"type": "function", "function": {**f, "strict": True}}], "tool_choice": choice})
+        if family in ("hermes", "llama", "mistral"):
+            assert r.status_code == 200, r.text
+        else:
+            assert r.status_code == 400 and r.json()["error"]["param"] == "tools", r.text
+            assert "tools[0].function.parameters: #/properties/p: pattern" in r.text
+    assert s.post(CHAT, {**body, "tools": [{"type": "function", "function": f}]}).status_code == 200
+
+
 def test_api159_switched_off(forced):
     """API-159 CFG-145: MLX_BUN_GRAMMAR=0: words in the prompt and a header on chat, the header alone on completions."""
     s = forced("hello there", env={"MLX_BUN_GRAMMAR": "0"})

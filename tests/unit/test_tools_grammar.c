@@ -9,16 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "chat/tools/tools.h"
 #include "grammar/grammar.h"
 
 static const char TOOLS[] =
     "[{\"name\":\"look\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"n\":{\"type\":\"integer\","
     "\"minimum\":0,\"maximum\":99},\"mode\":{\"enum\":[\"a b\",\"c\\\"d\"]},\"on\":{\"type\":\"boolean\"},\"r\":{\"$ref\":\"#/$defs/x\"},"
-    "\"s0\":{\"type\":[\"string\",\"null\"]},\"i0\":{\"type\":[\"integer\",\"null\"]},"
+    "\"m2\":{\"$ref\":\"#/$defs/m\"},\"s0\":{\"type\":[\"string\",\"null\"]},\"i0\":{\"type\":[\"integer\",\"null\"]},"
     "\"o/n\":{\"type\":\"boolean\"},\"at\":{\"$ref\":\"#/properties/o~1n\"},"
     "\"l\":{\"type\":\"array\",\"items\":{\"type\":\"boolean\"},\"maxItems\":2}},\"required\":[\"city\",\"mode\"],\"additionalProperties\":false,"
-    "\"$defs\":{\"x\":{\"type\":\"null\"}}}},"
+    "\"$defs\":{\"x\":{\"type\":\"null\"},\"m\":{\"enum\":[\"e\",\"f g\"]}}}},"
     "{\"name\":\"stop_it\",\"parameters\":{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}}]";
 
 static const char *const SIGNS[] = {
@@ -72,6 +73,7 @@ static void check_argument(const char *key, const json_t *v)
         assert_true(strcmp(json_string_value(v), "a b") == 0 || strcmp(json_string_value(v), "c\"d") == 0);
     else if (strcmp(key, "on") == 0 || strcmp(key, "o/n") == 0 || strcmp(key, "at") == 0) assert_true(json_is_boolean(v));
     else if (strcmp(key, "r") == 0) assert_true(json_is_null(v));
+    else if (strcmp(key, "m2") == 0) assert_true(strcmp(json_string_value(v), "e") == 0 || strcmp(json_string_value(v), "f g") == 0);
     else if (strcmp(key, "s0") == 0) assert_true(json_is_string(v) || json_is_null(v));
     else if (strcmp(key, "i0") == 0) assert_true(json_is_integer(v) || json_bigint_text(v) || json_is_null(v));
     else if (strcmp(key, "l") == 0) assert_true(json_is_array(v));
@@ -187,6 +189,64 @@ static void test_b055_walks_of_every_family(void **state)
     }
 }
 
+/* --- what is left open --- */
+#define IN_PROPERTY(schema) "{\"type\":\"object\",\"properties\":{\"p\":" schema "},\"required\":[\"p\"],\"additionalProperties\":false," \
+    "\"$defs\":{\"color\":{\"enum\":[\"red\",\"blue\"]},\"code\":{\"type\":\"string\",\"pattern\":\"^x\"}," \
+    "\"loop\":{\"anyOf\":[{\"type\":\"string\"},{\"$ref\":\"#/$defs/loop\"}]}}}"
+
+static void check_gap(const char *family, const char *parameters, const char *want)
+{
+    char got[400] = "";
+    struct tool t = { .name = "f", .strict = true };
+    struct tool_gap gap;
+    json_t *v;
+    assert_int_equal(json_read(&v, parameters, strlen(parameters), 0, NULL), MB_OK);
+    t.parameters = v;
+    if (tool_grammar_gap(tool_family_named(family), &t, grammar_keyword_limits, &gap))
+        snprintf(got, sizeof got, "%s %s", gap.path, gap.keyword);
+    if (strcmp(got, want) != 0) fail_msg("%s: %s\n  got  %s\n  want %s", family, parameters, got, want);
+    json_decref(v);
+}
+
+/* design.md section 6: what a markup cannot hold is named; JSON holds everything */
+static void test_what_a_markup_leaves_open(void **state)
+{
+    (void)state;
+    static const struct { const char *parameters, *tags, *gemma, *python; } rows[] = {
+        { IN_PROPERTY("{\"type\":\"string\",\"description\":\"d\",\"format\":\"color\",\"x-y\":1}"), "", "", "" },
+        { IN_PROPERTY("{\"type\":\"string\",\"pattern\":\"^x\"}"), "#/properties/p pattern", "#/properties/p pattern", "#/properties/p pattern" },
+        { IN_PROPERTY("{\"type\":\"string\",\"format\":\"date\"}"), "#/properties/p format", "#/properties/p format", "#/properties/p format" },
+        { IN_PROPERTY("{\"type\":\"string\",\"maxLength\":3}"), "#/properties/p maxLength", "#/properties/p maxLength", "#/properties/p maxLength" },
+        { IN_PROPERTY("{\"enum\":[\"a\",\"b\"],\"type\":\"string\"}"), "", "", "" },
+        { IN_PROPERTY("{\"enum\":[\"a\"],\"const\":\"b\"}"), "#/properties/p enum", "#/properties/p enum", "#/properties/p enum" },
+        { IN_PROPERTY("{\"$ref\":\"#/$defs/color\"}"), "", "", "" },
+        { IN_PROPERTY("{\"$ref\":\"#/$defs/code\"}"), "#/$defs/code pattern", "#/$defs/code pattern", "#/$defs/code pattern" },
+        { IN_PROPERTY("{\"$ref\":\"#/$defs/loop\"}"), "#/$defs/loop/anyOf/1 $ref", "#/$defs/loop/anyOf/1 $ref", "#/$defs/loop/anyOf/1 $ref" },
+        { IN_PROPERTY("{\"type\":[\"string\",\"null\"]}"), "", "", "" },
+        { IN_PROPERTY("{\"anyOf\":[{\"type\":\"string\",\"minLength\":1},{\"type\":\"null\"}]}"), "#/properties/p/anyOf/0 minLength",
+          "#/properties/p/anyOf/0 minLength", "#/properties/p/anyOf/0 minLength" },
+        { IN_PROPERTY("{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"null\"}]}"), "", "", "" },
+        { IN_PROPERTY("{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"string\"}]}"), "#/properties/p oneOf", "#/properties/p oneOf", "#/properties/p oneOf" },
+        { IN_PROPERTY("{\"type\":\"integer\",\"minimum\":3}"), "", "", "" },
+        { IN_PROPERTY("{\"type\":[\"integer\",\"null\"],\"minimum\":3}"), "", "", "#/properties/p minimum" },
+        { IN_PROPERTY("{\"const\":true}"), "", "", "#/properties/p const" },
+        { IN_PROPERTY("{\"type\":\"array\",\"items\":{\"type\":\"string\"}}"), "", "#/properties/p items", "#/properties/p items" },
+        { IN_PROPERTY("false"), "#/properties/p false", "#/properties/p false", "#/properties/p false" },
+        { "{\"type\":\"object\",\"properties\":{\"a/b~\":{\"pattern\":\"x\"}}}", "#/properties/a~1b~0 pattern", "#/properties/a~1b~0 pattern", "#/properties/a~1b~0 pattern" },
+        { "{\"type\":\"object\",\"properties\":{},\"required\":[\"q\"]}", "# required", "# required", "# required" },
+        { "{\"type\":\"object\",\"properties\":{\"a\":{}},\"minProperties\":1}", "# minProperties", "# minProperties", "# minProperties" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        static const char *const whole[] = { "hermes", "mistral", "mistral-args", "llama", "invoke", "any" };
+        static const char *const tags[] = { "qwen-xml", "minicpm", "glm" };
+        for (size_t k = 0; k < sizeof whole / sizeof whole[0]; k++) check_gap(whole[k], rows[i].parameters, "");
+        for (size_t k = 0; k < sizeof tags / sizeof tags[0]; k++) check_gap(tags[k], rows[i].parameters, rows[i].tags);
+        check_gap("gemma", rows[i].parameters, rows[i].gemma);
+        check_gap("lfm2", rows[i].parameters, rows[i].python);
+        check_gap("llama4", rows[i].parameters, rows[i].python);
+    }
+}
+
 static int open_set(void **state)
 {
     (void)state;
@@ -203,6 +263,6 @@ static int close_set(void **state)
 int main(void)
 {
     srand(11);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_b055_walks_of_every_family) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_b055_walks_of_every_family), cmocka_unit_test(test_what_a_markup_leaves_open) };
     return cmocka_run_group_tests(tests, open_set, close_set);
 }

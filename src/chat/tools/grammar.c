@@ -1,7 +1,7 @@
 /* grammar.c: a family's markup as grammar rules, so that tool_choice "required" and named ones are certain (B-055). JSON
  * arguments are the tool's schema; arguments written as text or as literals of another language follow the property list:
  * required ones always, others or not, in the schema's order; strings are free text up to their closing sign, or one of an
- * enum; everything else is JSON of its schema. */
+ * enum; everything else is JSON of its schema. What that leaves open of a schema: gap.c. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -155,6 +155,25 @@ static json_t *string_choices(const json_t *schema)
     return NULL;
 }
 
+unsigned tool_style_own_types(enum tool_style style)
+{
+    switch (style) {
+    case STYLE_QWEN_XML:
+    case STYLE_ATTR_XML:
+    case STYLE_GLM: return TYPE_STRING;
+    case STYLE_GEMMA: return TYPE_STRING | TYPE_OBJECT | TYPE_ARRAY;
+    case STYLE_PYTHON: return TYPE_ANY & ~(unsigned)(TYPE_INTEGER | TYPE_NUMBER);
+    default: return 0;
+    }
+}
+
+enum argument_form argument_form(const struct tool_family *f, const struct tool *t, const json_t *schema, json_t **list)
+{
+    unsigned types = argument_types(schema, t->parameters);
+    *list = types == TYPE_STRING ? string_choices(argument_target(schema, t->parameters)) : NULL;
+    return *list ? ARGUMENT_CHOICE : types & tool_style_own_types(f->style) ? ARGUMENT_TYPED : ARGUMENT_JSON;
+}
+
 static void choices(struct writer *w, const json_t *list, const char *quote)
 {
     buf_append_str(w->out, " (");
@@ -175,13 +194,13 @@ static void choices(struct writer *w, const json_t *list, const char *quote)
 /* Text between tags, with the closing one. */
 static void tag_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema, const char *end, const char *token)
 {
-    unsigned types = argument_types(schema, t->parameters);
-    json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
-    if (types & TYPE_STRING && !list) {
+    json_t *list;
+    enum argument_form form = argument_form(w->f, t, schema, &list);
+    if (form == ARGUMENT_TYPED) {
         text_until(w, end, token);
         return;
     }
-    if (list) choices(w, list, NULL);
+    if (form == ARGUMENT_CHOICE) choices(w, list, NULL);
     else json_argument(w, t, key, schema);
     json_decref(list);
     if (token && w->o->has_token(w->o->ctx, token)) sign(w, token);
@@ -206,29 +225,19 @@ static void typed_value(struct writer *w, unsigned types)
     buf_append_str(w->out, " )");
 }
 
-static void gemma_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
+static void literal_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
 {
-    unsigned types = argument_types(schema, t->parameters);
-    json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
-    if (list) {
-        sign(w, "<|\"|>");
-        choices(w, list, NULL);
-        sign(w, "<|\"|>");
-    } else if (types & (TYPE_STRING | TYPE_OBJECT | TYPE_ARRAY)) {
-        typed_value(w, types);
-    } else {
-        json_argument(w, t, key, schema);
+    bool gemma = w->f->style == STYLE_GEMMA;
+    json_t *list;
+    switch (argument_form(w->f, t, schema, &list)) {
+    case ARGUMENT_CHOICE:
+        if (gemma) sign(w, "<|\"|>");
+        choices(w, list, gemma ? NULL : "\"");
+        if (gemma) sign(w, "<|\"|>");
+        break;
+    case ARGUMENT_TYPED: typed_value(w, argument_types(schema, t->parameters)); break;
+    case ARGUMENT_JSON: json_argument(w, t, key, schema); break;
     }
-    json_decref(list);
-}
-
-static void python_value(struct writer *w, const struct tool *t, const char *key, const json_t *schema)
-{
-    unsigned types = argument_types(schema, t->parameters);
-    json_t *list = types == TYPE_STRING ? string_choices(schema) : NULL;
-    if (list) choices(w, list, "\"");
-    else if (types & ~(unsigned)(TYPE_INTEGER | TYPE_NUMBER)) typed_value(w, types);
-    else json_argument(w, t, key, schema);
     json_decref(list);
 }
 
@@ -266,11 +275,11 @@ static void argument(struct writer *w, const struct tool *t, const char *key, co
         break;
     case STYLE_GEMMA:
         quoted_key(w, "", key, ":");
-        gemma_value(w, t, key, schema);
+        literal_value(w, t, key, schema);
         break;
     default:
         quoted_key(w, "", key, "=");
-        python_value(w, t, key, schema);
+        literal_value(w, t, key, schema);
         break;
     }
 }
@@ -302,7 +311,7 @@ static void tool_rule(struct writer *w, const struct tool *t, size_t i)
     static const char *const between[] = { [STYLE_GEMMA] = ",", [STYLE_PYTHON] = ", " };
     enum tool_style style = w->f->style;
     const char *separator = style == STYLE_GEMMA || style == STYLE_PYTHON ? between[style] : NULL;
-    bool by_argument = true;
+    bool by_argument = tool_style_own_types(style) != 0;
     buf_printf(w->out, "tool-%zu ::=", i);
     switch (style) {
     case STYLE_QWEN_XML: quoted_key(w, "<function=", t->name, ">\n"); break;
@@ -314,11 +323,9 @@ static void tool_rule(struct writer *w, const struct tool *t, size_t i)
         lit(w, t->name);
         sign(w, "[ARGS]");
         json_arguments(w, t);
-        by_argument = false;
         break;
     default:
         json_call(w, t, style == STYLE_LLAMA ? "parameters" : "arguments");
-        by_argument = false;
         break;
     }
     if (by_argument) {

@@ -93,6 +93,11 @@ struct tool_grammar_options {
  * opening sign; their other names begin with "tool-". out->failed tells a lack of memory. */
 void tool_grammar_write(struct buf *out, const struct tool_family *f, const struct tool_set *set,
                         const struct tool_grammar_options *o);
+/* What those rules leave open of a tool's schema: the first keyword that limits a value and is not held.
+ * limits: does a keyword with this value limit anything? false: nothing is left open. */
+struct tool_gap { const char *keyword; char path[256]; }; /* owned by the schema; the pointer of what holds it */
+bool tool_grammar_gap(const struct tool_family *f, const struct tool *t, bool (*limits)(const char *keyword, const json_t *value),
+                      struct tool_gap *out);
 /* A literal of that notation with its quotes; bytes of any value. */
 void tool_grammar_literal(struct buf *out, const char *text, size_t len);
 

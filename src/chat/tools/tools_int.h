@@ -52,6 +52,13 @@ struct tool_family {
     enum tool_style style;
 };
 
+/* The types whose values a style writes in a form of its own, argument by argument; 0: all arguments are one JSON object. */
+unsigned tool_style_own_types(enum tool_style style);
+/* How a grammar writes an argument: JSON of its schema; a string out of *list (new; else NULL); a value of its types, whatever
+ * else the schema says. */
+enum argument_form { ARGUMENT_JSON, ARGUMENT_CHOICE, ARGUMENT_TYPED };
+enum argument_form argument_form(const struct tool_family *f, const struct tool *t, const json_t *schema, json_t **list);
+
 /* --- body parsers --- */
 enum tool_parse parse_tool_call_tag(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_json_calls(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
@@ -93,6 +100,10 @@ enum { TYPE_STRING = 1, TYPE_INTEGER = 2, TYPE_NUMBER = 4, TYPE_BOOLEAN = 8, TYP
        TYPE_ANY = 127 };
 /* Types that a schema (of the document root, for $ref) allows. */
 unsigned argument_types(const json_t *schema, const json_t *root);
+/* What a local $ref refers to; NULL: nothing, or another document. */
+const json_t *argument_ref(const json_t *root, const char *ref);
+/* The schema that has the values of an argument: behind a $ref when it lists none itself. */
+const json_t *argument_target(const json_t *schema, const json_t *root);
 /* Schema of argument `key` of a tool: NULL when nothing is said about it. */
 const json_t *argument_schema(const struct tool *t, const char *key);
 /* Raw text of an argument as a new value. */

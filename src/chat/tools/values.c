@@ -62,7 +62,7 @@ const struct tool *tool_set_find(const struct tool_set *s, const char *name, siz
 }
 
 /* --- types --- */
-static const json_t *resolve(const json_t *root, const char *ref)
+const json_t *argument_ref(const json_t *root, const char *ref)
 {
     char key[256];
     if (ref[0] != '#') return NULL;
@@ -134,7 +134,7 @@ static unsigned types_at(const json_t *schema, struct schema_walk *w, int depth)
     for (size_t i = 0; i < json_array_size(list); i++) of_values |= type_of_value(json_array_get(list, i));
     if (json_object_get(schema, "const")) of_values |= type_of_value(json_object_get(schema, "const"));
     if (of_values) t &= of_values;
-    if (ref) t &= types_at(resolve(w->root, ref), w, depth + 1);
+    if (ref) t &= types_at(argument_ref(w->root, ref), w, depth + 1);
     list = json_object_get(schema, "anyOf");
     if (json_array_size(list)) t &= union_of(list, w, depth + 1);
     list = json_object_get(schema, "oneOf");
@@ -148,6 +148,16 @@ unsigned argument_types(const json_t *schema, const json_t *root)
 {
     struct schema_walk w = { .root = root };
     return types_at(schema, &w, 0);
+}
+
+const json_t *argument_target(const json_t *schema, const json_t *root)
+{
+    for (int i = 0; i < SCHEMA_DEPTH && json_is_object(schema); i++) {
+        const char *ref = json_string_value(json_object_get(schema, "$ref"));
+        if (!ref || json_object_get(schema, "enum") || json_object_get(schema, "const")) break;
+        schema = argument_ref(root, ref);
+    }
+    return schema;
 }
 
 const json_t *argument_schema(const struct tool *t, const char *key)
@@ -169,7 +179,7 @@ static bool in_enums(const json_t *schema, struct schema_walk *w, const json_t *
     for (size_t i = 0; i < json_array_size(list); i++)
         if (json_equal(json_array_get(list, i), v)) return true;
     if (json_object_get(schema, "const") && json_equal(json_object_get(schema, "const"), v)) return true;
-    if (ref && in_enums(resolve(w->root, ref), w, v, depth + 1)) return true;
+    if (ref && in_enums(argument_ref(w->root, ref), w, v, depth + 1)) return true;
     for (size_t k = 0; k < 3; k++) {
         list = json_object_get(schema, lists[k]);
         for (size_t i = 0; i < json_array_size(list); i++)
