@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <signal.h>
 #include <strings.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -282,6 +283,35 @@ static inline int64_t wait_no_rows(const struct server_rig *r, int64_t limit_ms)
         clock_sleep_ms(2);
     } while (clock_now_ns() - t0 < limit_ms * 1000000);
     return -1;
+}
+
+#define CHAT "/v1/chat/completions"
+#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]"
+
+/* A request is served, and the server says that it is well: how every test ends. */
+static inline void srig_check_alive(struct server_rig *r)
+{
+    struct answer a;
+    http_post(r, "/v1/completions", "{\"prompt\":\"hello\",\"max_tokens\":1}", &a);
+    assert_int_equal(a.status, 200);
+    answer_free(&a);
+    http_get(r, "GET", "/health", NULL, &a);
+    assert_int_equal(a.status, 200);
+    assert_string_equal(a.body, "{\"status\": \"ok\"}"); /* API-267 */
+    answer_free(&a);
+}
+
+/* 400, with `part` in the message. */
+static inline void srig_check_400(struct server_rig *r, const char *path, const char *body, const char *part)
+{
+    struct answer a;
+    http_post(r, path, body, &a);
+    json_t *v = answer_json(&a);
+    if (a.status != 400 || !strstr(json_str_at(v, "error.message"), part))
+        fail_msg("%s: status %d, %s", body, a.status, json_str_at(v, "error.message"));
+    assert_true(json_is_string(json_at(v, "error.type")));
+    json_decref(v);
+    answer_free(&a);
 }
 
 #endif

@@ -3,8 +3,6 @@
 
 #include <signal.h>
 
-#define CHAT "/v1/chat/completions"
-#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]"
 
 static int post(struct server_rig *r, const char *body)
 {
