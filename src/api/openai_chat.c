@@ -89,7 +89,7 @@ static mb_status message(json_t *m, size_t i, mb_error *err)
     const char *role = json_string_value(role_v);
     if (!role) return bad(err, "messages[%zu].role must be of type str", i);
     if (strcmp(role, "developer") == 0) {
-        json_object_set_new(m, "role", json_string("system"));
+        if (json_object_set_new(m, "role", json_string("system")) != 0) return mb_fail(err, MB_NO_MEMORY, "no memory for the request");
         role = "system";
     }
     size_t k = 0;

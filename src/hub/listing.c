@@ -149,8 +149,13 @@ void listing_filter(struct hub_listing *l, bool (*keep)(const char *path))
 json_t *listing_manifest(const struct hub_listing *l, const char *repo)
 {
     json_t *files = json_array();
-    for (size_t i = 0; i < l->n_files; i++)
-        json_array_append_new(files, json_pack("{s:s, s:I, s:s}", "path", l->files[i].path, "size", (json_int_t)l->files[i].size,
-                                               "digest", l->files[i].digest));
+    for (size_t i = 0; i < l->n_files; i++) {
+        const struct hub_file *f = &l->files[i];
+        json_t *entry = json_pack("{s:s, s:I, s:s}", "path", f->path, "size", (json_int_t)f->size, "digest", f->digest);
+        if (json_array_append_new(files, entry) != 0) { /* a list that is not whole is none */
+            json_decref(files);
+            return NULL;
+        }
+    }
     return json_pack("{s:i, s:s, s:s, s:o}", "version", 1, "repo", repo, "commit", l->commit, "files", files);
 }
