@@ -21,10 +21,11 @@ def benchmark(*args, **env):
     return json.loads(run("benchmark", LLAMA, *SMALL, "--json", *args, **env).stdout)
 
 
-def check_row(row):
+def check_row(row, rounds):
     assert row["prompt_tokens"] == 24 and row["tokens"] == 6
     assert row["prefill_tok_s"] > 0 and row["decode_tok_s"] > 0 and row["first_token_s"] > 0
-    assert abs(row["prefill_tok_s"] * row["first_token_s"] / (24 * row["requests"]) - 1) < 2  # medians of each
+    if rounds == 1:  # of several, each is a median of its own
+        assert abs(row["prefill_tok_s"] * row["first_token_s"] / (24 * row["requests"]) - 1) < 1e-6
 
 
 def test_benchmark_alone_and_together():
@@ -32,7 +33,7 @@ def test_benchmark_alone_and_together():
     assert got["rounds"] == 2 and got["device"].startswith("cpu")
     assert [(r["tier"], r["requests"]) for r in got["rows"]] == [("l2", 1), ("l2", 3)]
     for row in got["rows"]:
-        check_row(row)
+        check_row(row, 2)
 
 
 def test_cfg126_reference_prefill_is_accepted():
@@ -47,7 +48,7 @@ def test_cfg206_features_measures_every_cell():
     cells = {(r["tier"], r["kv"], r["requests"]) for r in rows}
     assert len(cells) == len(rows) == 3 * 3 * 2
     for row in rows:
-        check_row(row)
+        check_row(row, 1)
 
 
 def test_benchmark_prints_a_table():
