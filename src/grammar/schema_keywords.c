@@ -10,13 +10,13 @@
 
 #include "grammar/schema_int.h"
 
+/* V_NAME, V_DEFS: a place or schemas to refer to; they limit nothing by themselves. */
 enum value_kind { V_ANY, V_SCHEMA, V_SCHEMAS, V_SCHEMA_MAP, V_PATTERN_MAP, V_NUMBER, V_POSITIVE, V_COUNT, V_TEXT, V_PATTERN,
-                  V_BOOL, V_TEXTS, V_TYPE, V_ENUM, V_TEXTS_MAP, V_DEPENDENCIES, V_REFUSED };
+                  V_BOOL, V_TEXTS, V_TYPE, V_ENUM, V_TEXTS_MAP, V_DEPENDENCIES, V_REFUSED, V_NAME, V_DEFS };
 
 struct keyword {
     struct grammar_keyword doc;
     enum value_kind kind;
-    bool names; /* a place or schemas to refer to: limits nothing by itself */
 };
 
 static const struct keyword keywords[] = {
@@ -60,11 +60,11 @@ static const struct keyword keywords[] = {
     { { "then", "partly", "with if" }, V_SCHEMA },
     { { "else", "partly", "with if" }, V_SCHEMA },
     { { "$ref", "enforced", "inside the document, also recursive; remote references are refused without a fetch" }, V_TEXT },
-    { { "$defs", "enforced", "" }, V_SCHEMA_MAP, true },
-    { { "definitions", "enforced", "the older name of $defs" }, V_SCHEMA_MAP, true },
-    { { "$id", "enforced", "for resolving references" }, V_TEXT, true },
-    { { "$anchor", "enforced", "" }, V_TEXT, true },
-    { { "$dynamicAnchor", "partly", "as $anchor" }, V_TEXT, true },
+    { { "$defs", "enforced", "" }, V_DEFS },
+    { { "definitions", "enforced", "the older name of $defs" }, V_DEFS },
+    { { "$id", "enforced", "for resolving references" }, V_NAME },
+    { { "$anchor", "enforced", "" }, V_NAME },
+    { { "$dynamicAnchor", "partly", "as $anchor" }, V_NAME },
     { { "$dynamicRef", "partly", "as $ref, when only one place has that anchor" }, V_TEXT },
     { { "$recursiveRef", "refused", "of an older draft" }, V_REFUSED },
     { { "additionalItems", "annotation", "of an older draft: items" }, V_ANY },
@@ -102,7 +102,7 @@ static const struct keyword *keyword_find(const char *name)
 bool grammar_keyword_limits(const char *name, const json_t *value)
 {
     const struct keyword *k = keyword_find(name);
-    if (!k || k->names || !strcmp(k->doc.status, "annotation")) return false;
+    if (!k || k->kind == V_NAME || k->kind == V_DEFS || !strcmp(k->doc.status, "annotation")) return false;
     return strcmp(name, "format") != 0 || !json_is_string(value) || format_pattern(json_string_value(value)) != NULL;
 }
 
@@ -298,12 +298,12 @@ static bool check_value(struct sctx *c, const struct keyword *k, json_t *v, cons
         return p && check_schema(c, v, path, p, base, name);
     }
     case V_SCHEMAS: return check_schemas(c, v, path, base, name);
-    case V_SCHEMA_MAP: case V_PATTERN_MAP: case V_TEXTS_MAP: case V_DEPENDENCIES:
+    case V_DEFS: case V_SCHEMA_MAP: case V_PATTERN_MAP: case V_TEXTS_MAP: case V_DEPENDENCIES:
         return check_map(c, v, path, base, name, k->kind);
     case V_NUMBER: return is_number(v) || wrong(c, path, name, "a number");
     case V_POSITIVE: return is_positive(v) || wrong(c, path, name, "a number above 0");
     case V_COUNT: return count_of(v) >= 0 || wrong(c, path, name, "an integer of at least 0");
-    case V_TEXT: return json_is_text(v) || wrong(c, path, name, "a string");
+    case V_NAME: case V_TEXT: return json_is_text(v) || wrong(c, path, name, "a string");
     case V_PATTERN:
         if (!json_is_text(v)) return wrong(c, path, name, "a string");
         return check_pattern(c, json_string_value(v), json_string_length(v), path, name);
