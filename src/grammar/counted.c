@@ -16,9 +16,7 @@ void counted_free(struct counted *t)
     mb_free(t->bits);
     mb_free(t->ids);
     mb_free(t->from);
-    mb_free(t->nodes);
-    mb_free(t->at);
-    mb_free(t->leave);
+    mb_free(t->exits);
     mb_free(t);
 }
 
@@ -35,22 +33,25 @@ struct walk {
     struct machine *m;
     struct counted *t;
     uint32_t start;          /* configuration at the beginning of an iteration */
-    uint32_t *iterations;    /* [n_vocab] begun by each token, 0: leaves the repetition */
-    uint32_t cap_nodes, cap_at;
+    uint8_t whole;           /* classes each of whose bytes is an iteration by itself */
+    struct begun {
+        uint32_t id, n;
+    } *begun;                /* tokens that do not leave the repetition, with the iterations that they begin */
+    uint32_t n_begun, cap_begun, cap_exits;
 };
 
-static bool push(struct walk *w, uint32_t **v, uint32_t n, uint32_t *cap, uint32_t x)
+/* Room for one more in *v. */
+static bool grow(struct walk *w, void **v, uint32_t n, uint32_t *cap, size_t size)
 {
-    if (n == *cap) {
-        uint32_t want = *cap ? *cap * 2 : 256, *p = mb_realloc(*v, want * sizeof *p);
-        if (!p) {
-            w->m->status = MB_NO_MEMORY;
-            return false;
-        }
-        *v = p;
-        *cap = want;
+    if (n < *cap) return true;
+    uint32_t want = *cap ? *cap * 2 : 1024;
+    void *p = mb_realloc(*v, want * size);
+    if (!p) {
+        w->m->status = MB_NO_MEMORY;
+        return false;
     }
-    (*v)[n] = x;
+    *v = p;
+    *cap = want;
     return true;
 }
 
@@ -74,6 +75,31 @@ static uint64_t leaving(const struct walk *w, uint32_t node)
     return set;
 }
 
+static void note_tokens(struct walk *w, const struct trie_node *n, uint32_t k)
+{
+    for (int32_t id = token_first(n); id >= 0; id = token_next(w->m->v, n, id)) {
+        if (!grow(w, (void **)&w->begun, w->n_begun, &w->cap_begun, sizeof *w->begun)) return;
+        w->begun[w->n_begun++] = (struct begun){ (uint32_t)id, k };
+    }
+    if (k > w->t->max) w->t->max = k;
+}
+
+static void note_exit(struct walk *w, uint32_t node, uint32_t k)
+{
+    uint64_t leave = leaving(w, node);
+    if (!leave || !grow(w, (void **)&w->t->exits, w->t->n_exits, &w->cap_exits, sizeof *w->t->exits)) return;
+    w->t->exits[w->t->n_exits++] = (struct counted_exit){ node, k, leave };
+}
+
+/* Below a node at the end of iteration k, where each byte is one more. */
+static void walk_whole(struct walk *w, uint32_t node, uint32_t k)
+{
+    const struct trie_node *nodes = w->m->v->nodes;
+    machine_spend(w->m, nodes[node].size / 4);
+    for (uint32_t i = node + 1; i < node + nodes[node].size && w->m->status == MB_OK; i++)
+        note_tokens(w, &nodes[i], k + nodes[i].depth - nodes[node].depth);
+}
+
 static void walk_all(struct walk *w)
 {
     struct machine *m = w->m;
@@ -89,16 +115,18 @@ static void walk_all(struct walk *w)
             continue;
         }
         uint32_t k = begun[n->depth - 1] + (from == w->start);
-        for (int32_t id = n->token; id >= 0; id = v->same[id]) w->iterations[id] = k;
-        if (k > w->t->max) w->t->max = k;
+        note_tokens(w, n, k);
         const struct config *c = &m->configs[to];
         bool ended = c->flags & CF_EXITS;
         /* an iteration that may end here or go on, or that comes back to its beginning, is not of our kind */
         if ((ended && c->n_items) || (!ended && to == w->start)) w->t->usable = false;
-        if (ended && n->size > 1 && leaving(w, i)) {
-            uint32_t count = w->t->n_nodes;
-            if (!push(w, &w->t->nodes, count, &w->cap_nodes, i) || !push(w, &w->t->at, count, &w->cap_at, k)) return;
-            w->t->n_nodes++;
+        if (ended && n->size > 1) {
+            if (!(n->below & ~w->whole)) {
+                walk_whole(w, i, k);
+                i += n->size;
+                continue;
+            }
+            note_exit(w, i, k);
         }
         at[n->depth] = ended ? w->start : to;
         begun[n->depth] = k;
@@ -106,62 +134,59 @@ static void walk_all(struct walk *w)
     }
 }
 
+/* Counting sort by iterations begun. */
 static void sort_ids(struct walk *w)
 {
     struct counted *t = w->t;
-    int32_t n_vocab = w->m->v->n_vocab;
     t->from = mb_calloc((size_t)t->max + 2, sizeof *t->from);
-    t->ids = mb_alloc((size_t)n_vocab * sizeof *t->ids);
+    t->ids = mb_alloc(((size_t)w->n_begun + 1) * sizeof *t->ids);
     t->bits = mb_calloc(t->n_words, sizeof *t->bits);
-    if (!t->from || !t->ids || !t->bits) {
-        w->m->status = MB_NO_MEMORY;
-        return;
-    }
-    for (int32_t i = 0; i < n_vocab; i++)
-        if (w->iterations[i]) t->from[w->iterations[i] + 1 <= t->max ? w->iterations[i] + 1 : t->max + 1]++;
-    for (uint32_t k = 1; k <= t->max + 1; k++) t->from[k] += t->from[k - 1];
-    /* from[k + 1] is now the end of k; fill backwards so that it becomes the beginning of k + 1 and stays the end of k */
     uint32_t *fill = mb_alloc(((size_t)t->max + 2) * sizeof *fill);
-    if (!fill) {
+    if (!t->from || !t->ids || !t->bits || !fill) {
         w->m->status = MB_NO_MEMORY;
+        mb_free(fill);
         return;
     }
+    for (uint32_t i = 0; i < w->n_begun; i++) t->from[w->begun[i].n + 1]++;
+    for (uint32_t k = 1; k <= t->max + 1; k++) t->from[k] += t->from[k - 1];
     memcpy(fill, t->from, ((size_t)t->max + 2) * sizeof *fill);
-    for (int32_t i = 0; i < n_vocab; i++) {
-        uint32_t k = w->iterations[i];
-        if (!k) continue;
-        t->ids[fill[k]++] = (uint32_t)i;
-        t->bits[i >> 5] |= 1u << (i & 31);
+    for (uint32_t i = 0; i < w->n_begun; i++) {
+        uint32_t id = w->begun[i].id;
+        t->ids[fill[w->begun[i].n]++] = id;
+        t->bits[id >> 5] |= 1u << (id & 31);
     }
     mb_free(fill);
 }
 
-static void note_leaving(struct walk *w)
+/* What each byte does at the beginning of an iteration. */
+static void try_bytes(struct walk *w)
 {
-    struct counted *t = w->t;
-    t->leave = mb_alloc(((size_t)t->n_nodes + 1) * sizeof *t->leave);
-    if (!t->leave) w->m->status = MB_NO_MEMORY;
-    for (uint32_t i = 0; t->leave && i < t->n_nodes; i++) t->leave[i] = leaving(w, t->nodes[i]);
+    struct machine *m = w->m;
+    uint8_t not_whole = 0;
+    for (int b = 0; b < 256 && m->status == MB_OK; b++) {
+        const struct config *c = &m->configs[machine_next(m, w->start, (uint8_t)b)];
+        if (c != m->configs) w->t->first[b >> 3] |= (uint8_t)(1 << (b & 7));
+        if (!(c->flags & CF_EXITS) || c->n_items) not_whole |= byte_class((uint8_t)b);
+    }
+    w->whole = (uint8_t)~not_whole;
 }
 
 static struct counted *learn(struct machine *m, const struct prule *r)
 {
     struct counted *t = mb_calloc(1, sizeof *t);
-    struct walk w = { .m = m, .t = t, .iterations = mb_calloc((size_t)m->v->n_vocab + 1, sizeof(uint32_t)) };
-    if (!t || !w.iterations) m->status = MB_NO_MEMORY;
+    struct walk w = { .m = m, .t = t };
+    if (!t) m->status = MB_NO_MEMORY;
     if (m->status == MB_OK) {
         t->usable = true;
         t->hash[0] = r->hash[0];
         t->hash[1] = r->hash[1];
         t->n_words = ((uint32_t)m->v->n_vocab + 31) / 32;
         w.start = machine_item(m, (struct item){ r->start, CELL_LOCAL });
-        for (int b = 0; b < 256 && m->status == MB_OK; b++)
-            if (machine_next(m, w.start, (uint8_t)b)) t->first[b >> 3] |= (uint8_t)(1 << (b & 7));
     }
+    if (m->status == MB_OK) try_bytes(&w);
     if (m->status == MB_OK) walk_all(&w);
     if (m->status == MB_OK) sort_ids(&w);
-    if (m->status == MB_OK) note_leaving(&w);
-    mb_free(w.iterations);
+    mb_free(w.begun);
     if (m->status == MB_OK) return t;
     counted_free(t);
     return NULL;
@@ -267,7 +292,9 @@ bool counted_mask(struct machine *m, struct item x, uint32_t *bits, size_t n_wor
     if (m->status != MB_OK || !is_apart(m, t, behind, &set)) return false;
     uint32_t left = r->hi == REPEAT_INF ? UINT32_MAX : r->hi - c.count, need = r->lo > c.count ? r->lo - c.count : 0;
     add_tokens(m, t, left, bits);
-    for (uint32_t i = 0; i < t->n_nodes && m->status == MB_OK && behind; i++)
-        if (t->leave[i] & set && t->at[i] >= need && t->at[i] <= left) trie_walk(m, t->nodes[i], behind, bits, NULL);
+    for (uint32_t i = 0; i < t->n_exits && m->status == MB_OK && behind; i++) {
+        const struct counted_exit *e = &t->exits[i];
+        if (e->leave & set && e->at >= need && e->at <= left) trie_walk(m, e->node, behind, bits, NULL);
+    }
     return true;
 }

@@ -246,11 +246,12 @@ void program_free(struct program *p);
 /* --- vocab.c --- */
 struct trie_node { /* preorder; node 0 is the root */
     uint32_t size;   /* nodes of the subtree, itself included */
-    int32_t token;   /* first id with these bytes, -1 none; more by vocab->same */
+    int32_t token;   /* first id with these bytes, TRIE_MORE added when there are others; -1 none: token_first, token_next */
     uint16_t depth;
     uint8_t byte;
     uint8_t below;   /* classes (byte_class) of all bytes of the subtree, itself excluded */
 };
+#define TRIE_MORE (1 << 30)
 /* Bytes in eight classes, as bits: a-z, A-Z, 0-9, space, the rest of ASCII that a JSON string takes as it is, quote and
  * backslash, control characters, and what is beyond ASCII. */
 uint8_t byte_class(uint8_t byte);
@@ -275,6 +276,15 @@ struct grammar_vocab {
     struct counted *counted[8]; /* shared, kept for good */
     size_t n_counted;
 };
+/* All ids of a node: for (id = token_first(n); id >= 0; id = token_next(v, n, id)); most have one, without a look at `same`. */
+static inline int32_t token_first(const struct trie_node *n)
+{
+    return n->token < 0 ? -1 : n->token & ~TRIE_MORE;
+}
+static inline int32_t token_next(const struct grammar_vocab *v, const struct trie_node *n, int32_t id)
+{
+    return n->token & TRIE_MORE ? v->same[id] : -1;
+}
 int32_t vocab_find_added(const struct grammar_vocab *v, const char *text, size_t len); /* -1 */
 struct grammar_vocab *vocab_ref(struct grammar_vocab *v);
 
@@ -395,9 +405,11 @@ struct counted {
     uint32_t n_words;
     uint32_t *bits;        /* tokens that never leave the repetition */
     uint32_t *ids, *from;  /* those, by iterations begun: ids[from[k] .. from[k + 1]) begin k; k = 0 .. max */
-    uint32_t *nodes, *at;  /* trie nodes at the end of iteration at[i] whose tokens may go on otherwise */
-    uint64_t *leave;       /* [n_nodes] bit byte & 63 of each byte that follows there and begins no iteration */
-    uint32_t n_nodes;
+    struct counted_exit {  /* trie nodes at the end of an iteration whose tokens may go on otherwise */
+        uint32_t node, at; /* at: iterations begun */
+        uint64_t leave;    /* bit byte & 63 of each byte that follows there and begins no iteration */
+    } *exits;
+    uint32_t n_exits;
     uint8_t first[32];     /* bytes that begin the rule */
 };
 const struct counted *counted_get(struct machine *m, uint32_t body_rule); /* NULL: unusable, or a failure */

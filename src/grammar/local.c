@@ -109,7 +109,7 @@ static void walk_difference(struct machine *m, uint32_t config, uint32_t base)
             i += n->size;
             continue;
         }
-        for (int32_t id = n->token; id >= 0; id = v->same[id]) {
+        for (int32_t id = token_first(n); id >= 0; id = token_next(v, n, id)) {
             m->bits[id >> 5] &= ~(1u << (id & 31));
             if (to != CONFIG_DEAD) m->bits[id >> 5] |= 1u << (id & 31);
         }
@@ -142,6 +142,19 @@ static void merge_frontier(struct machine *m, const struct local *base)
     m->frontier.n = out;
 }
 
+/* Is walking the difference to `base` less than half of a walk from nothing? By the first bytes of all tokens. */
+static bool is_near(struct machine *m, uint32_t config, uint32_t base)
+{
+    const struct trie_node *nodes = m->v->nodes;
+    size_t differ = 0, alone = 0;
+    for (uint32_t i = 1; i < nodes[0].size && m->status == MB_OK; i += nodes[i].size) {
+        uint32_t to = machine_next(m, config, nodes[i].byte);
+        if (to != CONFIG_DEAD) alone += nodes[i].size;
+        if (to != machine_next(m, base, nodes[i].byte)) differ += nodes[i].size;
+    }
+    return 2 * differ < alone;
+}
+
 /* A state that this one goes to with ordinary characters and that has tables, or may get them: inside a text most
  * states differ from it by a few tokens only. UINT32_MAX: none. */
 static uint32_t neighbour(struct machine *m, uint32_t state, uint32_t config)
@@ -150,7 +163,8 @@ static uint32_t neighbour(struct machine *m, uint32_t state, uint32_t config)
     for (size_t i = 0; i < sizeof samples && m->status == MB_OK; i++) {
         const struct config *c = &m->configs[machine_next(m, config, samples[i])];
         if (c->n_items != 1 || c->flags || c->items[0].stack != CELL_LOCAL || c->items[0].state == state) continue;
-        if (m->p->states[c->items[0].state].wide) return c->items[0].state;
+        uint32_t there = c->items[0].state;
+        if (m->p->states[there].wide && is_near(m, config, machine_item(m, (struct item){ there, CELL_LOCAL }))) return there;
     }
     return UINT32_MAX;
 }

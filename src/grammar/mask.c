@@ -10,9 +10,9 @@
 
 #include "grammar/grammar_int.h"
 
-static void set_token(uint32_t *bits, const struct grammar_vocab *v, int32_t id)
+static inline void set_tokens(uint32_t *bits, const struct grammar_vocab *v, const struct trie_node *n)
 {
-    for (; id >= 0; id = v->same[id]) bits[id >> 5] |= 1u << (id & 31);
+    for (int32_t id = token_first(n); id >= 0; id = token_next(v, n, id)) bits[id >> 5] |= 1u << (id & 31);
 }
 
 void frontier_add(struct machine *m, struct frontier *f, uint32_t node)
@@ -43,7 +43,7 @@ enum { WORTH_ASKING = 24 }; /* nodes of a subtree from which it pays to ask whet
 static void set_subtree(const struct grammar_vocab *v, uint32_t i, uint32_t *bits)
 {
     for (uint32_t k = i + 1, end = i + v->nodes[i].size; k < end; k++)
-        if (v->nodes[k].token >= 0) set_token(bits, v, v->nodes[k].token);
+        set_tokens(bits, v, &v->nodes[k]);
 }
 
 void trie_walk(struct machine *m, uint32_t node, uint32_t config, uint32_t *bits, struct frontier *f)
@@ -61,7 +61,7 @@ void trie_walk(struct machine *m, uint32_t node, uint32_t config, uint32_t *bits
             i += n->size;
             continue;
         }
-        if (n->token >= 0) set_token(bits, v, n->token);
+        set_tokens(bits, v, n);
         bool exits = f && (m->configs[to].flags & CF_EXITS);
         if (exits && n->size > 1) frontier_add(m, f, i);
         at[d] = to;

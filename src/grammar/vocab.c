@@ -52,8 +52,10 @@ static void fill_trie(struct grammar_vocab *v, const struct sorted *s, size_t n,
         if (node->token < 0) {
             node->token = s[i].id;
         } else { /* equal bytes: ids ascend, so the new one goes behind the first */
-            v->same[s[i].id] = v->same[node->token];
-            v->same[node->token] = s[i].id;
+            int32_t first = token_first(node);
+            v->same[s[i].id] = v->same[first];
+            v->same[first] = s[i].id;
+            node->token |= TRIE_MORE;
         }
     }
     for (;; depth--) {
