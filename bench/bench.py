@@ -9,16 +9,19 @@ that misses its bar is `pass: false`; the program exits non-zero only when it co
 Usage: bench.py BUILD MODEL_DIR FILE.gguf PEER_PYTHON. Environment: QUICK, ROUNDS, BENCH_GEMMA_DIR and BENCH_GEMMA_GGUF (a Gemma-3-270M
 and its GGUF file, measured when both are given).
 """
+import concurrent.futures
 import datetime
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -209,10 +212,42 @@ class Bench:
         got = run(self.build / "bench_text", "server", self.model_dir)
         self.row("server path, CPU a streamed token", "us", got["cpu_us_per_token"], bar=20, lower=True)
 
-    def memory(self):
-        server = subprocess.Popen([self.build / "mlx-bun", "serve", self.model_dir, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def serve(self, model, *flags):
+        """A server and the address of its API."""
+        server = subprocess.Popen([self.build / "mlx-bun", "serve", model, "--port", "0", *map(str, flags)], stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, text=True)
+        return server, next(line.split()[1] for line in server.stdout if line.strip().startswith("url"))
+
+    def grammar(self):
+        """Eight requests at once to a 1B-shaped model, with an answer held to a schema and without."""
+        folder = self.tmp / "1b-text"
+        run_plain(sys.executable, HERE / "synth.py", "1b-text", folder)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(Path(self.model_dir) / name, folder)
+        item = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+                "required": ["name", "n"], "additionalProperties": False}
+        held = {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "list", "strict": True, "schema": {"type": "array", "items": item, "minItems": 1000}}}}
+        server, url = self.serve(folder, "--batch", 8)
         try:
-            url = next(line.split()[1] for line in server.stdout if line.strip().startswith("url"))
+            self.look()
+            rates = {"on": [], "off": []}
+            for i in range(ROUNDS + 1):
+                for how, more in (("off", {"ignore_eos": True}), ("on", held)):
+                    rate = together(url, 8, {"messages": [{"role": "user", "content": "A list."}], "max_tokens": 64, "seed": i, **more})
+                    if i > 0:  # the first of each warms caches
+                        rates[how].append(rate)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+        on, off = statistics.median(rates["on"]), statistics.median(rates["off"])
+        ratio = statistics.median(a / b for a, b in zip(rates["on"], rates["off"]))
+        self.row("batch 8 with a JSON schema against without, 1B-shaped", "tokens/s", on, off, ratio, 0.97)
+        (folder / "model.safetensors").unlink()
+
+    def memory(self):
+        server, url = self.serve(self.model_dir)
+        try:
             body = json.dumps({"prompt": "Once upon a time", "max_tokens": 64})
             run("curl", "-s", url + "/completions", "-H", "content-type: application/json", "-d", body)
             stats = run("curl", "-s", url.replace("/v1", "") + "/stats")
@@ -256,6 +291,19 @@ class Bench:
 def run_plain(*args):
     if subprocess.run([str(a) for a in args]).returncode != 0:
         raise SystemExit(f"bench: {args[1]} failed")
+
+
+def together(url, n, body):
+    """Tokens a second of n equal requests at once, but for their seeds."""
+    def one(i):
+        request = urllib.request.Request(url + "/chat/completions", json.dumps({**body, "seed": body["seed"] * n + i}).encode())
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return json.load(answer)["usage"]["completion_tokens"]
+
+    begin = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(n) as pool:
+        n_tokens = sum(pool.map(one, range(n)))
+    return n_tokens / (time.perf_counter() - begin)
 
 
 def corpus(inside, outside):
@@ -303,6 +351,7 @@ def main():
             bench.start()
             bench.tokenizer(model_dir, gguf, "SmolLM2", 40)
             bench.server_path()
+            bench.grammar()
             bench.memory()
             bench.order()
             bench.crowded(best)

@@ -1,9 +1,9 @@
 """synth.py: checkpoints with the shapes of larger models and made-up weights, once as an MLX directory (4 bit, groups of 32,
 bfloat16 scales) and once as a GGUF file (Q4_0 or Q4_1), so that both programs read as many bytes as they would for real.
 
-    synth.py 1b|8b DIR FILE.gguf [q4_0|q4_1]
+    synth.py 1b|8b|1b-text DIR [FILE.gguf [q4_0|q4_1]]
 
-A full 1B would do, an 8B is cut to N layers: bandwidth a byte is the same. Nothing is random but the bytes; standard library only.
+1b-text has room for the ids of SmolLM2's tokenizer, which the caller puts beside it. A full 1B would do, an 8B is cut to N layers: bandwidth a byte is the same. Nothing is random but the bytes; standard library only.
 """
 import json
 import os
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 # hidden, intermediate, heads, key heads, head size, layers, vocabulary
-SHAPES = {"1b": (2048, 8192, 32, 8, 64, 16, 32000), "8b": (4096, 14336, 32, 8, 128, 6, 32000)}
+SHAPES = {"1b": (2048, 8192, 32, 8, 64, 16, 32000), "8b": (4096, 14336, 32, 8, 128, 6, 32000),
+          "1b-text": (2048, 8192, 32, 8, 64, 16, 49152)}
 GROUP = 32
 
 
@@ -121,7 +122,8 @@ def main():
     shape = SHAPES[sys.argv[1]]
     kind = sys.argv[4] if len(sys.argv) > 4 else "q4_0"
     write_mlx(shape, Path(sys.argv[2]))
-    write_gguf(shape, sys.argv[3], kind)
+    if len(sys.argv) > 3:
+        write_gguf(shape, sys.argv[3], kind)
 
 
 main()
