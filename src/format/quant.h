@@ -46,6 +46,8 @@ void quant_config_free(struct quant_config *q);
  * after both sides have lost their documented prefixes ("model.", "language_model.", "model.language_model.",
  * "language_model.model."). An override of `false` gives QUANT_NONE. */
 struct quant_spec quant_config_get(const struct quant_config *q, const char *module_path);
+/* A module path without these prefixes; points into path. */
+const char *quant_path_strip(const char *path);
 /* Number of u32 words of one row of n_in weights: n_in * bits / 32. */
 int64_t quant_row_words(const struct quant_spec *s, int64_t n_in);
 

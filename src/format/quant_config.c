@@ -91,11 +91,11 @@ static mb_status refuse_foreign(const char *method, mb_error *err)
         if (strcmp(foreign_rows[i].method, method) == 0)
             return mb_fail_at(err, MB_UNSUPPORTED, "quantization_config",
                               "config.json: the weights are packed with %s, which is not read; take an MLX conversion "
-                              "of this model, or convert its 16-bit weights with `mlx_lm.convert -q`",
+                              "of this model, or convert its 16-bit weights with `mlx-bun convert MODEL -q`",
                               foreign_rows[i].text);
     return mb_fail_at(err, MB_UNSUPPORTED, "quantization_config",
                       "config.json: quantization_config.quant_method names an unknown scheme; take an MLX conversion of "
-                      "this model, or convert its 16-bit weights with `mlx_lm.convert -q`");
+                      "this model, or convert its 16-bit weights with `mlx-bun convert MODEL -q`");
 }
 
 /* --- reading one spec --- */
@@ -160,7 +160,7 @@ static mb_status spec_read(const json_t *obj, const char *where, struct quant_sp
 
 /* --- paths --- */
 
-static const char *path_strip(const char *path)
+const char *quant_path_strip(const char *path)
 {
     static const char *const prefixes[] = { "model.", "language_model." };
     for (int again = 0; again < 4; again++) {
@@ -203,7 +203,7 @@ static mb_status override_add(struct quant_config *q, const char *key, const jso
     snprintf(where, sizeof where, "quantization.%.200s", key);
     if (json_is_object(value)) MB_TRY(spec_read(value, where, &spec, err));
     if (json_is_true(value)) spec = q->global;
-    char *path = mb_strdup(path_strip(key));
+    char *path = mb_strdup(quant_path_strip(key));
     if (!path) return mb_fail(err, MB_NO_MEMORY, "config.json: no memory for the quantization overrides");
     q->overrides[q->n_overrides++] = (struct override_entry){ path, spec };
     return MB_OK;
@@ -279,7 +279,7 @@ void quant_config_free(struct quant_config *q)
 
 struct quant_spec quant_config_get(const struct quant_config *q, const char *module_path)
 {
-    const char *path = path_strip(module_path);
+    const char *path = quant_path_strip(module_path);
     size_t first = 0, end = q->n_overrides;
     while (first < end) {
         size_t middle = first + (end - first) / 2;

@@ -9,7 +9,7 @@
 
 static const char *const prefixes[] = { "model.", "language_model.model.", "model.language_model.", "language_model.", "" };
 
-mb_status bind_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err)
+mb_status model_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err)
 {
     for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
         if (checkpoint_findf(c, "%sembed_tokens.weight", prefixes[i])) {

@@ -92,7 +92,7 @@ static mb_status open_parts(struct model *m, const char *dir, const struct model
     set_limits(m, opt);
     set_kinds(m, opt->kv_format);
     MB_TRY(checkpoint_open(&m->source, dir, err));
-    MB_TRY(bind_find_prefix(&m->spec, m->source, err));
+    MB_TRY(model_find_prefix(&m->spec, m->source, err));
     m->fingerprint = fingerprint(m->source);
     m->layers = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer, sizeof *m->layers);
     if (!m->layers) return mb_fail(err, MB_NO_MEMORY, "out of memory");
@@ -196,7 +196,7 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
         set_kinds(m, opt->kv_format);
         st = checkpoint_open(&m->source, dir, err);
     }
-    if (st == MB_OK) st = bind_find_prefix(&m->spec, m->source, err);
+    if (st == MB_OK) st = model_find_prefix(&m->spec, m->source, err);
     if (st == MB_OK && !(m->layers = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer, sizeof *m->layers)))
         st = mb_fail(err, MB_NO_MEMORY, "out of memory");
     p.c = m->source;

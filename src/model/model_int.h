@@ -67,8 +67,6 @@ static inline int32_t bind_group(const struct quant_spec *q)
 char *bind_path(const struct model_spec *s, struct arena *a, const char *path);
 /* Path of expert i: `pattern` is a bind_request's `listed`. */
 void bind_expert_path(char *path, size_t cap, const char *pattern, int i);
-/* The common prefix of this checkpoint's tensors ("model.", "language_model.model." ...). MB_NOT_FOUND. */
-mb_status bind_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err);
 /* Visit every matrix of the model in load order; stops at the first failure. */
 typedef mb_status (*bind_visit_fn)(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err);
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err);

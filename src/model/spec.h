@@ -109,6 +109,9 @@ mb_status model_config_read(struct model_spec *out, const char *dir, mb_error *e
 mb_status model_config_parse(struct model_spec *out, const json_t *config, const json_t *generation_config,
                              mb_error *err);
 void model_spec_free(struct model_spec *s);
+/* Sets spec.prefix: what this checkpoint's tensors begin with ("model.", "language_model.model." ...). MB_NOT_FOUND. */
+struct checkpoint;
+mb_status model_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err);
 
 /* Helpers for readers (config.c). */
 mb_status rope_params_read(struct model_spec *s, const json_t *config, const char *theta_key, double theta_default,
