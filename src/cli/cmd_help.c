@@ -24,9 +24,14 @@ static const struct verb verbs[] = {
       "  mlx-bun generate starter --prompt 'Why is the sky blue?' --temp 0 --max-tokens 100\n"
       "  mlx-bun generate starter --raw --prompt 'Once upon a time' --seed 7 --json\n"
       "  mlx-bun generate DIR --prompt-ids 1,2,3 --ignore-eos --max-tokens 20", cmd_generate },
-    { "convert", NULL, CMD_CONVERT, 2, "FILE.gguf OUT/", "import a GGUF model",
-      "Writes a checkpoint in MLX layout into the new folder OUT. Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, F16, F32 and BF16\n"
-      "come over without loss; Q6_K becomes 8 bit, and the largest error is printed.\n\n"
+    { "convert", NULL, CMD_CONVERT, 2, "MODEL -q | FILE.gguf [OUT/] [flags]", "quantise a model, or import a GGUF file",
+      "Quantises a checkpoint in 16 or 32 bits, as Hugging Face has them, into the new folder OUT (default mlx_model): a folder,\n"
+      "OWNER/NAME, which is fetched where it is not in the cache, or part of a name. Codes, scales and biases are those of\n"
+      "mlx_lm.convert, bit for bit. --q-bits and --q-group-size choose the form, --q-config one for each module; --dtype without\n"
+      "-q only casts. The folder is whole or absent.\n\n"
+      "A GGUF file is imported as it is quantised: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, F16, F32 and BF16 come over without\n"
+      "loss; Q6_K becomes 8 bit, and the largest error is printed.\n\n"
+      "  mlx-bun convert Qwen/Qwen3-0.6B -q --q-bits 4 --mlx-path ~/models/qwen3-4bit\n"
       "  mlx-bun convert SmolLM2-135M-Instruct.Q4_1.gguf ~/models/smollm2", cmd_convert },
     { "get", "download", CMD_GET, 1, "OWNER/NAME[@REV] | --starter | --locked", "fetch a model",
       "Downloads a model from the Hugging Face hub (HF_ENDPOINT) into its standard cache (HF_HUB_CACHE, HF_HOME), which other\n"

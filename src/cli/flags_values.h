@@ -34,6 +34,9 @@ struct flags {
     /* models on disk: get, scan, ls, rm, gc */
     struct flag_value revision, all, verify, lock, locked, lock_file, parallel, retries, yes, dry_run, force, all_revisions, vision;
     struct flag_value max_size, remove, path, hf_hub_cache, hf_home, hf_endpoint, hf_token, hf_token_path, hf_offline;
+    /* making checkpoints: convert */
+    struct flag_value hf_path, mlx_path, quantize, q_bits, q_group_size, q_config, quant_predicate, dtype, dequantize, max_shard_size;
+    struct flag_value upload_repo;
     /* removed or ignored names that take a value */
     struct flag_value perf_kernel, fused_decode, slots, kv_group_size, quantized_kv_start;
     /* variables without a flag */

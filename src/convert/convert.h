@@ -8,9 +8,14 @@
  *   F32 F16 BF16               as they are
  * Row order (rope), norms (Gemma's +1), names, config.json, tokenizer.json and the chat template come out as Hugging
  * Face and mlx-lm write them. Source: the block layouts of ggml, the converters of transformers (facts only).
+ *
+ * convert_checkpoint makes an MLX checkpoint of one in Hugging Face or MLX layout: names and tensors as mlx-lm writes them,
+ * weights quantised (the same bits as mlx_lm.convert), or cast.
  */
 #ifndef CONVERT_CONVERT_H
 #define CONVERT_CONVERT_H
+
+#include <jansson.h>
 
 #include "base/status.h"
 
@@ -43,5 +48,41 @@ struct convert_opts {
  * take instead), MB_INVALID (out_dir is in use), MB_IO (no space: needed and free bytes), MB_CANCELLED, MB_NO_MEMORY.
  * Blocks on disk; memory stays a few MB plus the tokenizer. Any thread. */
 mb_status convert_gguf(const char *gguf_path, const char *out_dir, const struct convert_opts *opts, mb_error *err);
+
+/* --- checkpoints in safetensors --- */
+
+struct checkpoint_result {
+    char model_type[64];
+    size_t n_tensors, n_quantised;  /* tensors written; modules quantised */
+    size_t n_kept;                  /* of these as they were in the source, byte for byte */
+    size_t n_requantised;           /* of these from a source that was quantised otherwise: rounded a second time */
+    size_t n_indivisible;           /* modules left in floats: their inputs are no multiple of the group */
+    size_t n_dropped;               /* tensors of the source that the model does not read */
+    size_t n_shards;
+    uint64_t size_bytes, n_parameters;
+    double bits_per_weight;         /* 8 * size_bytes / n_parameters: scales and biases count */
+    const char *dtype;              /* of the floats: "bfloat16", or "as in the source" */
+};
+
+struct checkpoint_opts {
+    const char *dtype;              /* "float16", "bfloat16", "float32"; NULL: what config.json names, else as it is */
+    bool quantise;
+    int bits, group_size;           /* 2 3 4 5 6 8 (0: 4); 32 64 128 (0: 64) */
+    const char *recipe;             /* NULL, or "mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6": mlx-lm's */
+    const json_t *plan;             /* NULL, or an object like config.json's "quantization": decides alone */
+    uint64_t max_shard_bytes;       /* 0: 5 GB */
+    int n_threads;                  /* 0: as many as there are cores; no effect on the output */
+    convert_progress_fn progress;   /* NULL: silent; called from this thread */
+    void *progress_ctx;
+    struct checkpoint_result *result; /* NULL, or filled; valid after success */
+};
+
+/* Convert the checkpoint in src_dir into the new folder out_dir, which must not exist or be empty; whole or absent as above.
+ * A module that is quantised in the source keeps its bytes where it gets the same bits and group, else it is dequantised and
+ * quantised again. opts may be NULL: a copy with MLX's names and types.
+ * MB_INVALID (out_dir in use, a number out of range, a key of plan that names no module, a weight that is not finite in the
+ * type), MB_NOT_FOUND, MB_BAD_FORMAT, MB_UNSUPPORTED (names the family or the scheme), MB_IO (no space: both numbers),
+ * MB_CANCELLED, MB_NO_MEMORY. Memory: some MB a thread; source pages are dropped behind. Any thread. */
+mb_status convert_checkpoint(const char *src_dir, const char *out_dir, const struct checkpoint_opts *opts, mb_error *err);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "base/filemap.h"
 #include "base/json.h"
+#include "convert/quantise.h"
 #include "format/quant.h"
 
 #define FOLDER "tests/golden/quant_affine/"
@@ -143,10 +144,54 @@ static void test_quant_equals_mlx(void **state)
     assert_true(n_mode[QUANT_MXFP4] && n_mode[QUANT_NVFP4] && n_mode[QUANT_MXFP8]);
 }
 
+/* One affine case: each row out of the matrix that was quantised, at addresses of any kind. */
+static void quantise_case(const json_t *c, const struct problem *p)
+{
+    const struct quant_spec *s = &p->src.spec;
+    int64_t k = p->src.k;
+    size_t size = (size_t)dtype_get(p->src.dt)->size_bytes, n_codes = 4 * (size_t)quant_row_words(s, k);
+    size_t n_scale = size * (size_t)(k / s->group_size);
+    const json_t *in = field(field(golden, "inputs"), json_string_value(field(c, "input")));
+    const uint8_t *input = blobs.data + json_integer_value(field(in, "off"));
+    float *row = malloc(sizeof(float) * (size_t)k);
+    uint8_t *codes = malloc(n_codes + 1), *scales = malloc(n_scale + 1), *biases = malloc(n_scale + 1);
+    for (size_t r = 0; r < (size_t)p->src.n; r++) {
+        for (int64_t j = 0; j < k; j++) row[j] = dtype_float_at(input, p->src.dt, (int64_t)r * k + j);
+        assert_true(quantise_row(s, row, k, p->src.dt, codes + 1, scales + 1, biases + 1));
+        assert_memory_equal(codes + 1, (const uint8_t *)p->src.w + r * n_codes, n_codes);
+        assert_memory_equal(scales + 1, (const uint8_t *)p->src.scales + r * n_scale, n_scale);
+        assert_memory_equal(biases + 1, (const uint8_t *)p->src.biases + r * n_scale, n_scale);
+    }
+    for (int i = 0; i < 2; i++) {
+        row[k - 1] = i ? __builtin_nanf("") : -__builtin_inff();
+        assert_false(quantise_row(s, row, k, p->src.dt, codes + 1, scales + 1, biases + 1));
+    }
+    free(row);
+    free(codes);
+    free(scales);
+    free(biases);
+}
+
+/* REG-172 REG-173 REG-174: codes, scales and biases of mlx.core.quantize, bit for bit. */
+static void test_quantise_rows(void **state)
+{
+    size_t i, n_affine = 0;
+    json_t *c;
+    json_array_foreach((json_t *)field(golden, "cases"), i, c)
+    {
+        struct problem p = problem_of(c);
+        if (p.src.spec.mode != QUANT_AFFINE) continue;
+        quantise_case(c, &p);
+        n_affine++;
+    }
+    assert_int_equal(n_affine, 24);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quant_equals_mlx),
+        cmocka_unit_test(test_quantise_rows),
     };
     kt_seed();
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,0 +1,77 @@
+/* ckpt_int.h: what the files of the checkpoint conversion share. Steps: rules (what the family wants) -> plan (each output
+ * tensor: its sources, its form, its shard) -> config (JSON) -> write (stream). One struct conv lives on the stack of
+ * convert_checkpoint; its arena holds names and lists.
+ */
+#ifndef CONVERT_CKPT_INT_H
+#define CONVERT_CKPT_INT_H
+
+#include "base/mem.h"
+#include "convert/convert.h"
+#include "convert/out_folder.h"
+#include "format/safetensors.h"
+#include "model/spec.h"
+
+/* One module or plain tensor of the output. */
+struct conv_item {
+    const char *name;               /* of the output, whole: "model.layers.0.mlp.up_proj.weight" */
+    const char *module;             /* without ".weight"; NULL: not a weight */
+    const struct tensor_view **src; /* [n_src] its rows, one below the other (experts one by one) */
+    size_t n_src;
+    const struct tensor_view *scales, *biases; /* of a quantised source; n_src is then 1 */
+    struct quant_spec from, to;     /* QUANT_NONE: floats */
+    enum dtype dtype;               /* of the floats, or of scales and biases; as in the source when it is no float */
+    bool as_is;                     /* bytes are copied */
+    int64_t n_rows, n_in;           /* of all sources together; n_in logical */
+    size_t i_shard, i_out;          /* first tensor in the shard: the weight; then scales and biases */
+};
+
+struct conv {
+    const char *src_dir;
+    const struct checkpoint_opts *opts;
+    struct checkpoint *ckpt;        /* owned */
+    json_t *config;                 /* owned */
+    struct model_spec spec;         /* owned */
+    struct quant_config *plan;      /* owned; NULL without opts->plan */
+    struct quant_spec global;       /* what a module gets unless something says otherwise; QUANT_NONE: no quantisation */
+    bool cast;                      /* floats become dtype */
+    enum dtype dtype;
+    struct arena arena;
+    struct conv_item *items;
+    size_t n_items;
+    struct tensor_view *out;        /* [n_out] names, types, shapes, in the order of items */
+    size_t n_out;
+    size_t *shard_first;            /* [n_shards + 1] into out */
+    size_t n_shards;
+    struct checkpoint_result result;
+};
+
+/* --- ckpt_rules.c --- */
+/* Name of a source tensor in the output; NULL when it is dropped (or without memory, which the arena remembers). */
+const char *conv_rename(struct conv *c, const char *name);
+/* Bits and group that the family or the recipe gives a module when only bits and group are asked for. */
+struct quant_spec conv_module_spec(const struct conv *c, const char *module);
+/* Part of an expert: *layer, *part ("gate_proj" ...) and *i_expert; false: an ordinary tensor. */
+struct conv_expert { int layer, i_expert, i_part; };
+bool conv_expert_parse(const struct conv *c, const char *name, struct conv_expert *out);
+const char *conv_expert_source(const struct conv *c, const struct conv_expert *e, int i_expert, char *out, size_t cap);
+const char *conv_expert_target(struct conv *c, const struct conv_expert *e);
+bool conv_recipe_known(const char *recipe, int *low_bits, int *high_bits);
+
+/* --- ckpt_plan.c --- */
+mb_status conv_plan(struct conv *c, mb_error *err);
+
+/* --- ckpt_config.c --- */
+/* Reads the type and the numbers of the options. */
+mb_status conv_settle(struct conv *c, mb_error *err);
+/* After conv_plan: MB_INVALID for a key of the options' plan that names no module. */
+mb_status conv_plan_check(const struct conv *c, mb_error *err);
+/* config.json of the output; the caller owns it. */
+mb_status conv_config_make(struct conv *c, json_t **out, mb_error *err);
+/* model.safetensors.index.json. */
+mb_status conv_index_make(struct conv *c, json_t **out, mb_error *err);
+void conv_shard_name(const struct conv *c, size_t i_shard, char out[64]);
+
+/* --- ckpt_write.c --- */
+mb_status conv_write(struct conv *c, const struct out_folder *o, mb_error *err);
+
+#endif

@@ -1,0 +1,231 @@
+/* ckpt_plan.c: for each tensor of the source, what becomes of it; then the shards. After this every name, type, size of the
+ * output is known and nothing has been read but headers.
+ */
+#include <string.h>
+
+#include "convert/ckpt_int.h"
+#include "format/safetensors_write.h"
+
+#define MAX_SHARD_BYTES ((uint64_t)5000000000)
+
+static mb_status no_memory(const struct conv *c, mb_error *err)
+{
+    return mb_fail(err, MB_NO_MEMORY, "%s: no memory for the tensor list", c->src_dir);
+}
+
+static bool is_float(enum dtype t)
+{
+    return t == DT_F32 || t == DT_F16 || t == DT_BF16;
+}
+
+static const char *module_of(struct conv *c, const char *name)
+{
+    size_t n = strlen(name), k = strlen(".weight");
+    return n > k && strcmp(name + n - k, ".weight") == 0 ? arena_strndup(&c->arena, name, n - k) : NULL;
+}
+
+/* Codes of the source: what they mean, and that scales and biases fit. */
+static mb_status item_source_packed(struct conv *c, struct conv_item *it, const char *path, mb_error *err)
+{
+    const struct tensor_view *w = it->src[0];
+    it->scales = checkpoint_findf(c->ckpt, "%s.scales", path);
+    it->biases = checkpoint_findf(c->ckpt, "%s.biases", path);
+    it->from = quant_config_get(c->spec.quant, path);
+    if (it->from.mode != QUANT_AFFINE)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: only affine codes and floats are converted; this checkpoint runs as it is",
+                       w->name);
+    if (!it->scales || !it->biases || !is_float(it->scales->dtype) || it->biases->dtype != it->scales->dtype)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes, but has no scales and biases beside it", w->name);
+    it->n_in = w->shape[w->n_dim - 1] * 32 / it->from.bits;
+    uint64_t n_groups = (uint64_t)(it->n_rows * (it->n_in / it->from.group_size));
+    uint64_t scale_bytes = n_groups * (uint64_t)dtype_get(it->scales->dtype)->size_bytes;
+    if (it->n_in % it->from.group_size != 0 || quant_row_words(&it->from, it->n_in) != w->shape[w->n_dim - 1] ||
+        it->scales->size_bytes != scale_bytes || it->biases->size_bytes != scale_bytes)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: its scales do not fit %d bits in groups of %d, which config.json says",
+                       w->name, it->from.bits, it->from.group_size);
+    return MB_OK;
+}
+
+static void item_rows(struct conv_item *it)
+{
+    const struct tensor_view *t = it->src[0];
+    it->n_rows = (int64_t)it->n_src;
+    for (int i = 0; i + 1 < t->n_dim; i++) it->n_rows *= t->shape[i];
+    it->n_in = t->n_dim > 0 ? t->shape[t->n_dim - 1] : 1;
+}
+
+/* Bits and group of a module; QUANT_NONE when it stays in floats. */
+static struct quant_spec wanted_spec(struct conv *c, const struct conv_item *it)
+{
+    static const struct quant_spec none;
+    if (c->global.mode == QUANT_NONE) return it->from; /* a copy keeps what is packed */
+    if (!it->module || it->src[0]->n_dim < 2 || (!is_float(it->src[0]->dtype) && it->from.mode == QUANT_NONE)) return none;
+    struct quant_spec s = c->plan ? quant_config_get(c->plan, it->module) : conv_module_spec(c, it->module);
+    bool fits = s.mode == QUANT_NONE || (it->n_in % s.group_size == 0 && (c->plan || it->n_in % c->global.group_size == 0));
+    if (!fits) c->result.n_indivisible++;
+    return fits ? s : none;
+}
+
+static bool spec_equal(struct quant_spec a, struct quant_spec b)
+{
+    return a.mode == b.mode && a.bits == b.bits && a.group_size == b.group_size;
+}
+
+/* What the item becomes, from its sources and the options. */
+static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err)
+{
+    enum dtype src_float = it->from.mode != QUANT_NONE ? it->scales->dtype : it->src[0]->dtype;
+    it->to = wanted_spec(c, it);
+    if (it->to.mode != QUANT_NONE && it->to.mode != QUANT_AFFINE)
+        return mb_fail(err, MB_UNSUPPORTED, "%s: only affine quantisation is written", it->module);
+    it->dtype = c->cast && is_float(src_float) ? c->dtype : src_float;
+    bool keeps_codes = it->from.mode != QUANT_NONE && spec_equal(it->from, it->to);
+    if (keeps_codes && !c->opts->dtype) it->dtype = src_float; /* scales are rounded only when that is asked for */
+    it->as_is = spec_equal(it->from, it->to) && it->dtype == src_float;
+    if (it->to.mode == QUANT_NONE) return MB_OK;
+    c->result.n_quantised++;
+    c->result.n_kept += it->as_is;
+    c->result.n_requantised += !keeps_codes && it->from.mode != QUANT_NONE;
+    return MB_OK;
+}
+
+static mb_status item_add(struct conv *c, const char *name, const struct tensor_view **src, size_t n_src, mb_error *err)
+{
+    struct conv_item *it = &c->items[c->n_items++];
+    const char *src_module = module_of(c, src[0]->name);
+    *it = (struct conv_item){ .name = name, .src = src, .n_src = n_src, .module = module_of(c, name) };
+    if (c->arena.failed) return no_memory(c, err);
+    item_rows(it);
+    if (it->module && src[0]->dtype == DT_U32) {
+        if (n_src > 1)
+            return mb_fail(err, MB_UNSUPPORTED, "tensor %s: quantised experts one by one are not converted", src[0]->name);
+        MB_TRY(item_source_packed(c, it, src_module, err));
+    } else if (it->module && !is_float(src[0]->dtype))
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; F32, F16, BF16 and MLX's affine codes are converted", src[0]->name,
+                       dtype_get(src[0]->dtype)->name);
+    c->result.n_parameters += (uint64_t)(it->n_rows * it->n_in);
+    return item_settle(c, it, err);
+}
+
+/* Experts one by one become one tensor of three dims, when the first of them comes by. */
+static mb_status experts_add(struct conv *c, const struct conv_expert *e, mb_error *err)
+{
+    size_t n = (size_t)c->spec.layers[e->layer].n_expert;
+    if ((size_t)e->i_expert >= n)
+        return mb_fail(err, MB_BAD_FORMAT, "%s: layer %d has an expert %d, config.json says %zu", c->src_dir, e->layer, e->i_expert, n);
+    if (e->i_expert > 0) return MB_OK;
+    const struct tensor_view **src = arena_alloc_array(&c->arena, n, sizeof *src);
+    const char *name = conv_expert_target(c, e);
+    if (!src || !name) return no_memory(c, err);
+    for (size_t i = 0; i < n; i++) {
+        char path[256];
+        src[i] = checkpoint_find(c->ckpt, conv_expert_source(c, e, (int)i, path, sizeof path));
+        if (!src[i]) return mb_fail(err, MB_NOT_FOUND, "tensor %s is missing from the checkpoint", path);
+        if (src[i]->n_dim != 2 || src[i]->dtype != src[0]->dtype || memcmp(src[i]->shape, src[0]->shape, 2 * sizeof(int64_t)) != 0)
+            return mb_fail(err, MB_BAD_FORMAT, "tensor %s differs in type or shape from that of expert 0", path);
+    }
+    return item_add(c, name, src, n, err);
+}
+
+/* Scales and biases of a quantised module travel with its weight. */
+static bool is_companion(struct conv *c, const struct tensor_view *t)
+{
+    static const char *const ends[] = { ".scales", ".biases" };
+    size_t n = strlen(t->name);
+    for (int i = 0; i < 2; i++) {
+        if (n <= 7 || strcmp(t->name + n - 7, ends[i]) != 0) continue;
+        const struct tensor_view *w = checkpoint_findf(c->ckpt, "%.*s.weight", (int)(n - 7), t->name);
+        if (w && w->dtype == DT_U32) return true;
+    }
+    return false;
+}
+
+static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_error *err)
+{
+    struct conv_expert e;
+    if (is_companion(c, t)) return MB_OK;
+    if (conv_expert_parse(c, t->name, &e)) return experts_add(c, &e, err);
+    const char *name = conv_rename(c, t->name);
+    if (c->arena.failed) return no_memory(c, err);
+    if (!name) {
+        c->result.n_dropped++;
+        return MB_OK;
+    }
+    const struct tensor_view **src = arena_alloc(&c->arena, sizeof *src);
+    if (!src) return no_memory(c, err);
+    src[0] = t;
+    return item_add(c, name, src, 1, err);
+}
+
+/* --- the output --- */
+
+static struct tensor_view *out_add(struct conv *c, const char *name, enum dtype dtype, const struct conv_item *it, int64_t cols)
+{
+    struct tensor_view *v = &c->out[c->n_out++];
+    const struct tensor_view *t = it->src[0];
+    int lead = it->n_src > 1 || t->n_dim == 0 ? 1 : 0;
+    *v = (struct tensor_view){ .name = name, .dtype = dtype, .n_dim = t->n_dim + (it->n_src > 1) };
+    if (it->n_src > 1) v->shape[0] = (int64_t)it->n_src;
+    for (int i = 0; i < t->n_dim; i++) v->shape[i + lead] = t->shape[i];
+    if (v->n_dim > 0) v->shape[v->n_dim - 1] = cols;
+    return v;
+}
+
+static mb_status item_out(struct conv *c, struct conv_item *it, mb_error *err)
+{
+    it->i_out = c->n_out;
+    if (it->to.mode == QUANT_NONE) {
+        out_add(c, it->name, it->dtype, it, it->n_in);
+        return MB_OK;
+    }
+    const char *scales = arena_printf(&c->arena, "%s.scales", it->module);
+    const char *biases = arena_printf(&c->arena, "%s.biases", it->module);
+    if (!scales || !biases) return no_memory(c, err);
+    out_add(c, it->name, DT_U32, it, quant_row_words(&it->to, it->n_in));
+    out_add(c, scales, it->dtype, it, it->n_in / it->to.group_size);
+    out_add(c, biases, it->dtype, it, it->n_in / it->to.group_size);
+    return MB_OK;
+}
+
+/* Items go to shards in order; a module's tensors stay together. i_out becomes the number within the shard. */
+static mb_status shards_make(struct conv *c, mb_error *err)
+{
+    uint64_t limit = c->opts->max_shard_bytes ? c->opts->max_shard_bytes : MAX_SHARD_BYTES, used = 0;
+    c->shard_first = arena_alloc_array(&c->arena, c->n_items + 2, sizeof *c->shard_first);
+    if (!c->shard_first) return no_memory(c, err);
+    for (size_t i = 0; i < c->n_items; i++) {
+        struct conv_item *it = &c->items[i];
+        uint64_t bytes = 0, span;
+        for (size_t k = 0; k < (it->to.mode == QUANT_NONE ? 1u : 3u); k++) {
+            const struct tensor_view *v = &c->out[it->i_out + k];
+            MB_TRY(tensor_span(v->dtype, v->shape, v->n_dim, &span, err));
+            bytes += span;
+        }
+        if (c->n_shards == 0 || (used > 0 && used + bytes > limit)) {
+            c->shard_first[c->n_shards++] = it->i_out;
+            used = 0;
+        }
+        used += bytes;
+        c->result.size_bytes += bytes;
+        it->i_shard = c->n_shards - 1;
+        it->i_out -= c->shard_first[it->i_shard];
+    }
+    c->shard_first[c->n_shards] = c->n_out;
+    return MB_OK;
+}
+
+mb_status conv_plan(struct conv *c, mb_error *err)
+{
+    size_t n = checkpoint_n_tensors(c->ckpt);
+    c->items = arena_alloc_array(&c->arena, n + 1, sizeof *c->items);
+    c->out = arena_alloc_array(&c->arena, 3 * n + 3, sizeof *c->out);
+    if (!c->items || !c->out) return no_memory(c, err);
+    for (size_t i = 0; i < n; i++) MB_TRY(tensor_add(c, checkpoint_at(c->ckpt, i), err));
+    if (c->n_items == 0) return mb_fail(err, MB_NOT_FOUND, "%s: no tensor of a text model was found", c->src_dir);
+    for (size_t i = 0; i < c->n_items; i++) MB_TRY(item_out(c, &c->items[i], err));
+    MB_TRY(shards_make(c, err));
+    c->result.n_tensors = c->n_out;
+    c->result.n_shards = c->n_shards;
+    c->result.bits_per_weight = c->result.n_parameters ? 8.0 * (double)c->result.size_bytes / (double)c->result.n_parameters : 0;
+    return MB_OK;
+}

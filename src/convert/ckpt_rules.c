@@ -1,0 +1,155 @@
+/* ckpt_rules.c: what differs from family to family when a Hugging Face checkpoint becomes an MLX one: tensors that are left
+ * out, names, experts that are stacked, modules that want more bits. All of it as mlx-lm does, so that it loads there too.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert/ckpt_int.h"
+
+/* --- names --- */
+
+/* Tables that every program computes itself, and the towers of models that see: the text model is converted. */
+static const char *const dropped_parts[] = { "rotary_emb.inv_freq" };
+static const char *const dropped_starts[] = { "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                                              "model.multi_modal_projector." };
+#define NEW_TEXT_PREFIX "model.language_model."
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && strcmp(s + n - k, end) == 0;
+}
+
+static bool starts_with(const char *s, const char *start)
+{
+    return strncmp(s, start, strlen(start)) == 0;
+}
+
+static bool is_head(const char *name)
+{
+    static const char *const starts[] = { "", "language_model.", "model.language_model.", "language_model.model." };
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++)
+        if (starts_with(name, starts[i]) && starts_with(name + strlen(starts[i]), "lm_head.")) return true;
+    return false;
+}
+
+const char *conv_rename(struct conv *c, const char *name)
+{
+    for (size_t i = 0; i < sizeof dropped_parts / sizeof dropped_parts[0]; i++)
+        if (strstr(name, dropped_parts[i])) return NULL;
+    for (size_t i = 0; i < sizeof dropped_starts / sizeof dropped_starts[0]; i++)
+        if (starts_with(name, dropped_starts[i])) return NULL;
+    if (is_head(name) && c->spec.tied_head) return NULL;
+    bool newer = strcmp(c->spec.prefix, NEW_TEXT_PREFIX) == 0;
+    if (newer && starts_with(name, NEW_TEXT_PREFIX))
+        return arena_printf(&c->arena, "language_model.model.%s", name + strlen(NEW_TEXT_PREFIX));
+    if (newer && starts_with(name, "lm_head.")) return arena_printf(&c->arena, "language_model.%s", name);
+    return arena_strdup(&c->arena, name);
+}
+
+/* --- experts --- */
+
+static const char *part_name(const struct moe_names *m, int i)
+{
+    return i == 0 ? m->gate : i == 1 ? m->up : m->down;
+}
+
+/* A number and what is behind it; NULL: no digits here. */
+static const char *number_read(const char *p, int *out)
+{
+    char *end;
+    if (*p < '0' || *p > '9') return NULL;
+    long v = strtol(p, &end, 10);
+    if (v > 1000000) return NULL;
+    *out = (int)v;
+    return end;
+}
+
+bool conv_expert_parse(const struct conv *c, const char *name, struct conv_expert *out)
+{
+    const struct moe_names *m = c->spec.moe;
+    const char *p = name, *hole = m ? strstr(m->listed, "%d") : NULL;
+    if (!hole || !starts_with(p, c->spec.prefix)) return false;
+    p += strlen(c->spec.prefix);
+    if (!starts_with(p, "layers.") || !(p = number_read(p + strlen("layers."), &out->layer)) || *p++ != '.') return false;
+    if (out->layer >= c->spec.n_layer || strncmp(p, m->listed, (size_t)(hole - m->listed)) != 0) return false;
+    if (!(p = number_read(p + (hole - m->listed), &out->i_expert)) || *p++ != '.') return false;
+    for (out->i_part = 0; out->i_part < 3; out->i_part++) {
+        const char *part = part_name(m, out->i_part);
+        if (starts_with(p, part) && strcmp(p + strlen(part), ".weight") == 0) return true;
+    }
+    return false;
+}
+
+const char *conv_expert_source(const struct conv *c, const struct conv_expert *e, int i_expert, char *out, size_t cap)
+{
+    const struct moe_names *m = c->spec.moe;
+    const char *hole = strstr(m->listed, "%d");
+    snprintf(out, cap, "%slayers.%d.%.*s%d%s.%s.weight", c->spec.prefix, e->layer, (int)(hole - m->listed), m->listed, i_expert,
+             hole + 2, part_name(m, e->i_part));
+    return out;
+}
+
+const char *conv_expert_target(struct conv *c, const struct conv_expert *e)
+{
+    static const char *const parts[] = { "gate_proj", "up_proj", "down_proj" };
+    return arena_printf(&c->arena, "%slayers.%d.%s.%s.weight", c->spec.prefix, e->layer, c->spec.moe->stacked, parts[e->i_part]);
+}
+
+/* --- bits --- */
+
+/* Modules that a family keeps at 8 bits in groups of 64. */
+static const struct keep_row {
+    const char *model_type, *module_end;
+} keep_rows[] = {
+    { "qwen3_moe", "mlp.gate" },     { "gpt_oss", "router" },         { "granite", "self_attn.o_proj" },
+    { "granite", "mlp.down_proj" },  { "granite", "lm_head" },
+};
+
+static const struct recipe_row {
+    const char *name;
+    int low_bits, high_bits;
+} recipe_rows[] = { { "mixed_2_6", 2, 6 }, { "mixed_3_4", 3, 4 }, { "mixed_3_6", 3, 6 }, { "mixed_4_6", 4, 6 } };
+
+bool conv_recipe_known(const char *recipe, int *low_bits, int *high_bits)
+{
+    for (size_t i = 0; i < sizeof recipe_rows / sizeof recipe_rows[0]; i++) {
+        if (strcmp(recipe_rows[i].name, recipe) != 0) continue;
+        *low_bits = recipe_rows[i].low_bits;
+        *high_bits = recipe_rows[i].high_bits;
+        return true;
+    }
+    return false;
+}
+
+/* The layer of a module, 0 for one outside of the layers. */
+static int layer_of(const char *module)
+{
+    int layer = 0;
+    const char *at = strstr(module, "layers.");
+    return at && number_read(at + strlen("layers."), &layer) ? layer : 0;
+}
+
+/* v and down in the first and last eighth of the layers and in every third of the rest, and the head. */
+static int recipe_bits(const struct conv *c, const char *module, int low_bits, int high_bits)
+{
+    int n = c->spec.n_layer, i = layer_of(module);
+    bool more = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+    bool wants = strstr(module, "v_proj") || strstr(module, "down_proj");
+    return (wants && more) || strstr(module, "lm_head") ? high_bits : low_bits;
+}
+
+struct quant_spec conv_module_spec(const struct conv *c, const char *module)
+{
+    struct quant_spec s = c->global;
+    int low_bits, high_bits;
+    if (c->opts->recipe && conv_recipe_known(c->opts->recipe, &low_bits, &high_bits)) {
+        s.bits = recipe_bits(c, module, low_bits, high_bits);
+        return s;
+    }
+    for (size_t i = 0; i < sizeof keep_rows / sizeof keep_rows[0]; i++)
+        if (strcmp(keep_rows[i].model_type, c->spec.model_type) == 0 && ends_with(module, keep_rows[i].module_end))
+            return (struct quant_spec){ QUANT_AFFINE, 8, 64 };
+    return s;
+}

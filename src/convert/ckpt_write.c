@@ -1,0 +1,219 @@
+/* ckpt_write.c: the planned tensors, one after the other, from the mapped source into the shards. A chunk of rows is read into
+ * floats, rounded, quantised and packed by all threads, each its own rows; then written. Source pages are dropped behind it.
+ * Memory: about CHUNK_BYTES of output and one row of floats a thread.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/threads.h"
+#include "convert/ckpt_int.h"
+#include "convert/quantise.h"
+#include "format/safetensors_write.h"
+
+#define CHUNK_BYTES ((int64_t)4 << 20)
+
+struct sink {
+    struct conv *c;
+    struct safetensors_writer *w;
+    struct pool *pool;
+    uint64_t done_bytes, total_bytes;
+    mb_error *err;
+};
+
+/* One item on its way: the chunk's buffers and where it stands. */
+struct piece {
+    const struct conv_item *it;
+    size_t weight_row_bytes, scale_row_bytes;
+    int64_t rows_a_source;
+    int64_t first, n;             /* rows of the chunk */
+    uint8_t *weight, *scales, *biases; /* owned */
+    float *row;                   /* [n_threads][n_in], owned */
+    int64_t bad_row;              /* a row with numbers that are not finite, -1: none; written by any thread */
+};
+
+static mb_status progress(struct sink *s, uint64_t bytes)
+{
+    s->done_bytes += bytes;
+    if (!s->c->opts->progress || s->c->opts->progress(s->c->opts->progress_ctx, s->done_bytes, s->total_bytes)) return MB_OK;
+    return mb_fail(s->err, MB_CANCELLED, "%s: the conversion was cancelled", s->c->src_dir);
+}
+
+/* --- bytes as they are --- */
+
+static mb_status copy_tensor(struct sink *s, size_t i_out, size_t off, const struct tensor_view *t)
+{
+    for (size_t at = 0; at < t->size_bytes; at += (size_t)CHUNK_BYTES) {
+        size_t n = t->size_bytes - at < (size_t)CHUNK_BYTES ? t->size_bytes - at : (size_t)CHUNK_BYTES;
+        MB_TRY(safetensors_writer_put(s->w, i_out, off + at, t->data + at, n, s->err));
+        MB_TRY(progress(s, n));
+    }
+    checkpoint_drop(s->c->ckpt, t);
+    return MB_OK;
+}
+
+static mb_status copy_item(struct sink *s, const struct conv_item *it)
+{
+    for (size_t i = 0, off = 0; i < it->n_src; off += it->src[i++]->size_bytes)
+        MB_TRY(copy_tensor(s, it->i_out, off, it->src[i]));
+    if (it->to.mode == QUANT_NONE) return MB_OK;
+    MB_TRY(copy_tensor(s, it->i_out + 1, 0, it->scales));
+    return copy_tensor(s, it->i_out + 2, 0, it->biases);
+}
+
+/* --- through floats --- */
+
+static void row_read(const struct conv_item *it, int64_t rows_a_source, int64_t r, float *out)
+{
+    const struct tensor_view *t = it->src[r / rows_a_source];
+    int64_t in_source = r % rows_a_source;
+    if (it->from.mode == QUANT_NONE) {
+        size_t row_bytes = t->size_bytes / (size_t)rows_a_source;
+        const uint8_t *from = t->data + (size_t)in_source * row_bytes;
+        for (int64_t i = 0; i < it->n_in; i++) out[i] = dtype_float_at(from, t->dtype, i);
+        return;
+    }
+    int64_t n_groups = it->n_in / it->from.group_size;
+    size_t scale_bytes = (size_t)(r * n_groups * dtype_get(it->scales->dtype)->size_bytes);
+    const void *words = t->data + (size_t)(r * quant_row_words(&it->from, it->n_in)) * 4; /* read byte by byte: any address */
+    quant_affine_dequantise(&it->from, words, it->scales->data + scale_bytes, it->biases->data + scale_bytes, it->scales->dtype,
+                            1, it->n_in, out);
+}
+
+static bool row_make(struct piece *p, int64_t k, float *row)
+{
+    const struct conv_item *it = p->it;
+    uint8_t *weight = p->weight + (size_t)k * p->weight_row_bytes;
+    row_read(it, p->rows_a_source, p->first + k, row);
+    if (it->to.mode == QUANT_NONE) return floats_put(row, it->n_in, it->dtype, weight);
+    floats_round(row, it->n_in, it->dtype);
+    return quantise_row(&it->to, row, it->n_in, it->dtype, weight, p->scales + (size_t)k * p->scale_row_bytes,
+                        p->biases + (size_t)k * p->scale_row_bytes);
+}
+
+static void chunk_share(void *ctx, int i_thread, int n_threads)
+{
+    struct piece *p = ctx;
+    int64_t first, end;
+    threads_share(p->n, 1, i_thread, n_threads, &first, &end);
+    for (int64_t k = first; k < end; k++)
+        if (!row_make(p, k, p->row + (int64_t)i_thread * p->it->n_in)) __atomic_store_n(&p->bad_row, p->first + k, __ATOMIC_RELAXED);
+}
+
+static mb_status chunk_write(struct sink *s, const struct piece *p)
+{
+    const struct conv_item *it = p->it;
+    size_t n = (size_t)p->n, first = (size_t)p->first;
+    MB_TRY(safetensors_writer_put(s->w, it->i_out, first * p->weight_row_bytes, p->weight, n * p->weight_row_bytes, s->err));
+    if (it->to.mode == QUANT_NONE) return MB_OK;
+    MB_TRY(safetensors_writer_put(s->w, it->i_out + 1, first * p->scale_row_bytes, p->scales, n * p->scale_row_bytes, s->err));
+    return safetensors_writer_put(s->w, it->i_out + 2, first * p->scale_row_bytes, p->biases, n * p->scale_row_bytes, s->err);
+}
+
+static mb_status refuse_number(struct sink *s, const struct piece *p)
+{
+    return mb_fail(s->err, MB_INVALID, "%s: tensor %s: row %lld holds NaN, infinity, or a number too large for %s", s->c->src_dir,
+                   p->it->name, (long long)p->bad_row, dtype_get(p->it->dtype)->name);
+}
+
+/* Sources that are done with. */
+static void drop_sources(struct sink *s, const struct piece *p)
+{
+    int64_t first = p->first / p->rows_a_source, end = (p->first + p->n) / p->rows_a_source;
+    for (int64_t i = first; i < end; i++) checkpoint_drop(s->c->ckpt, p->it->src[i]);
+}
+
+static mb_status rows_stream(struct sink *s, struct piece *p, int64_t n_chunk)
+{
+    const struct conv_item *it = p->it;
+    uint64_t row_bytes = it->src[0]->size_bytes / (uint64_t)p->rows_a_source;
+    for (p->first = 0; p->first < it->n_rows; p->first += n_chunk) {
+        p->n = it->n_rows - p->first < n_chunk ? it->n_rows - p->first : n_chunk;
+        pool_run(s->pool, chunk_share, p);
+        if (p->bad_row >= 0) return refuse_number(s, p);
+        MB_TRY(chunk_write(s, p));
+        drop_sources(s, p);
+        MB_TRY(progress(s, (uint64_t)p->n * row_bytes));
+    }
+    if (it->from.mode == QUANT_NONE) return MB_OK;
+    return progress(s, it->scales->size_bytes + it->biases->size_bytes);
+}
+
+static mb_status piece_run(struct sink *s, const struct conv_item *it)
+{
+    struct piece p = { .it = it, .bad_row = -1, .rows_a_source = it->n_rows / (int64_t)it->n_src };
+    bool packed = it->to.mode != QUANT_NONE;
+    size_t float_bytes = (size_t)dtype_get(it->dtype)->size_bytes;
+    p.weight_row_bytes = packed ? (size_t)quant_row_words(&it->to, it->n_in) * 4 : (size_t)it->n_in * float_bytes;
+    p.scale_row_bytes = packed ? (size_t)(it->n_in / it->to.group_size) * float_bytes : 0;
+    int64_t n_chunk = CHUNK_BYTES / (int64_t)(p.weight_row_bytes + 1) + 1;
+    n_chunk = n_chunk > it->n_rows ? it->n_rows : n_chunk;
+    p.weight = mb_alloc((size_t)n_chunk * p.weight_row_bytes);
+    p.scales = mb_alloc((size_t)n_chunk * p.scale_row_bytes);
+    p.biases = mb_alloc((size_t)n_chunk * p.scale_row_bytes);
+    p.row = mb_alloc((size_t)pool_n_threads(s->pool) * (size_t)it->n_in * sizeof *p.row);
+    bool ok = p.weight && p.scales && p.biases && p.row;
+    mb_status st = ok ? rows_stream(s, &p, n_chunk)
+                      : mb_fail(s->err, MB_NO_MEMORY, "%s: no memory for a piece of %s", s->c->src_dir, it->name);
+    mb_free(p.weight);
+    mb_free(p.scales);
+    mb_free(p.biases);
+    mb_free(p.row);
+    return st;
+}
+
+/* The same codes, scales in another type. */
+static mb_status recast_scales(struct sink *s, const struct conv_item *it, size_t i_out, const struct tensor_view *t)
+{
+    int64_t cols = it->n_in / it->from.group_size;
+    const struct conv_item part = { .name = it->name, .src = &t, .n_src = 1, .dtype = it->dtype, .n_rows = it->n_rows,
+                                    .n_in = cols, .i_out = i_out };
+    return piece_run(s, &part);
+}
+
+static mb_status item_write(struct sink *s, const struct conv_item *it)
+{
+    bool same_codes = it->to.mode != QUANT_NONE && it->from.mode == it->to.mode && it->from.bits == it->to.bits &&
+                      it->from.group_size == it->to.group_size;
+    if (it->n_rows * it->n_in == 0) return MB_OK;
+    if (it->as_is) return copy_item(s, it);
+    if (!same_codes) return piece_run(s, it);
+    MB_TRY(copy_tensor(s, it->i_out, 0, it->src[0]));
+    MB_TRY(recast_scales(s, it, it->i_out + 1, it->scales));
+    return recast_scales(s, it, it->i_out + 2, it->biases);
+}
+
+static mb_status shard_write(struct sink *s, const struct out_folder *o, size_t i_shard, size_t *i_item)
+{
+    struct conv *c = s->c;
+    char name[64], path[PATH_MAX];
+    json_t *metadata = json_pack("{s:s}", "format", "mlx");
+    if (!metadata) return mb_fail(s->err, MB_NO_MEMORY, "no memory for the header of a shard");
+    conv_shard_name(c, i_shard, name);
+    mb_status st = path_join(path, sizeof path, o->part, name, s->err);
+    if (st == MB_OK)
+        st = safetensors_writer_open(&s->w, path, c->out + c->shard_first[i_shard],
+                                     c->shard_first[i_shard + 1] - c->shard_first[i_shard], metadata, s->err);
+    json_decref(metadata);
+    if (st != MB_OK) return st;
+    for (; st == MB_OK && *i_item < c->n_items && c->items[*i_item].i_shard == i_shard; ++*i_item)
+        st = item_write(s, &c->items[*i_item]);
+    if (st == MB_OK) return safetensors_writer_finish(s->w, s->err);
+    safetensors_writer_abort(s->w);
+    return st;
+}
+
+mb_status conv_write(struct conv *c, const struct out_folder *o, mb_error *err)
+{
+    struct sink s = { .c = c, .err = err };
+    size_t i_item = 0;
+    for (size_t i = 0; i < c->n_items; i++) {
+        const struct conv_item *it = &c->items[i];
+        for (size_t k = 0; k < it->n_src; k++) s.total_bytes += it->src[k]->size_bytes;
+        if (it->from.mode != QUANT_NONE) s.total_bytes += it->scales->size_bytes + it->biases->size_bytes;
+    }
+    MB_TRY(pool_open(&s.pool, c->opts->n_threads > 0 ? c->opts->n_threads : threads_default_count(), err));
+    mb_status st = MB_OK;
+    for (size_t i = 0; st == MB_OK && i < c->n_shards; i++) st = shard_write(&s, o, i, &i_item);
+    pool_close(s.pool);
+    return st;
+}

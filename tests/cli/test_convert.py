@@ -1,0 +1,210 @@
+"""convert: checkpoints in Hugging Face layout to MLX (REG-192..201), against mlx_lm.convert bit for bit (tests/golden/convert)."""
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from hub_rig import MLX_BUN as PROGRAM
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests/golden/convert"
+_spec = importlib.util.spec_from_file_location("convert_source", GOLDEN / "source.py")
+source = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(source)
+golden = json.loads((GOLDEN / "golden.json").read_text())
+
+
+def run(*args, ok=True, env=None, **kw):
+    p = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=120,
+                       env={**os.environ, "MLX_BUN_CACHE": "/nonexistent", **(env or {})}, **kw)
+    if ok:
+        assert p.returncode == 0, p.stderr
+    return p
+
+
+def flags_of(args):
+    names = {"q_bits": "--q-bits", "q_group_size": "--q-group-size", "dtype": "--dtype", "quant_predicate": "--quant-predicate"}
+    out = ["-q"] if args.get("quantize") else []
+    for key, flag in names.items():
+        if key in args:
+            out += [flag, str(args[key])]
+    return out
+
+
+def spec_of(quantization, module):
+    """(bits, group) that a loader gives a quantised module."""
+    q = quantization.get(module, quantization)
+    return q.get("bits", 4), q.get("group_size", 64)
+
+
+@pytest.mark.parametrize("name", source.CASES)
+def test_equal_to_the_oracle(name, tmp_path):
+    """REG-192 REG-194 REG-199 REG-200 REG-201: every tensor of mlx_lm.convert's output, bit for bit, and bits and groups as there."""
+    family, how, args = source.CASES[name]
+    src = source.write(family, tmp_path / "src", **how)
+    out = tmp_path / "out"
+    report = json.loads(run("convert", src, "--mlx-path", out, *flags_of(args), "--json").stdout)
+    want = golden[name]
+    assert source.digests(out) == want["tensors"]
+    config = json.loads((out / "config.json").read_text())
+    modules = [n[: -len(".scales")] for n in want["tensors"] if n.endswith(".scales")]
+    assert report["quantised"] == len(modules)
+    assert ("quantization" in config) == bool(modules)
+    for m in modules:
+        assert spec_of(config["quantization"], m) == spec_of(want["quantization"], m), m
+    if modules:
+        assert config["quantization"] == config["quantization_config"]
+        assert config["quantization"]["mode"] == "affine"
+
+
+def test_folder_is_whole(tmp_path):
+    """REG-149 REG-151..155 REG-200: shards, index, texts; the same names and bits for every size of a shard and number of threads."""
+    src = source.write("llama", tmp_path / "src")
+    (src / "LICENSE").write_text("free")
+    (src / "pytorch_model.bin.index.json").write_text("{}")
+    (src / ".secret.json").write_text("{}")
+    one, many = tmp_path / "one", tmp_path / "many"
+    run("convert", src, one, "-q", "-t", 1)
+    run("convert", src, many, "-q", "-t", 3, "--max-shard-size", "0.00004")
+    assert sorted(p.name for p in one.iterdir()) == ["LICENSE", "config.json", "generation_config.json", "model.safetensors",
+                                                     "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
+    assert (one / "tokenizer.json").read_bytes() == (src / "tokenizer.json").read_bytes()
+    assert source.digests(one) == source.digests(many)
+    index = json.loads((many / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2 and files == sorted(p.name for p in many.glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert list(index["weight_map"]) == sorted(source.digests(many))
+    total = 0
+    for f in files:
+        h, raw, base = source.header(many / f)
+        assert h.pop("__metadata__") == {"format": "mlx"}
+        total += len(raw) - base
+        for name in h:
+            assert index["weight_map"][name] == f
+        assert len(raw) - base <= 40000 or len({n.rsplit(".", 1)[0] for n in h}) == 1
+    assert index["metadata"]["total_size"] == total
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "mixtral", "phi3", "granite"])
+def test_output_runs(family, tmp_path):
+    """REG-153 REG-200: what was written is a model of this program, and says what its source says with 8 bits, roughly (random weights forgive little)."""
+    src = source.write(family, tmp_path / "src", dtype="F32")
+    out = tmp_path / "out"
+    run("convert", src, out, "-q", "--q-bits", 8, "--q-group-size", 32)
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps([3 * i % 400 + 5 for i in range(40)]))
+    a, b = (json.loads(run("perplexity", d, "--ids", ids, "--tier", "f32", "--json").stdout) for d in (src, out))
+    assert abs(a["mean_nll"] - b["mean_nll"]) < 0.1 * a["mean_nll"]
+
+
+def test_module_by_module(tmp_path):
+    """REG-164 REG-166 B-113: --q-config: bits and groups per module, false, prefixes; a key without a module is refused."""
+    src = source.write("llama", tmp_path / "src")
+    plan = {"bits": 4, "group_size": 64, "model.layers.0.mlp.up_proj": {"bits": 6, "group_size": 128},
+            "language_model.model.layers.1.mlp.up_proj": {"bits": 8, "group_size": 32}, "model.layers.1.self_attn.q_proj": False}
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    run("convert", src, tmp_path / "a", "--q-config", file)
+    got = source.digests(tmp_path / "a")
+    assert got["model.layers.0.mlp.up_proj.weight"].split()[1].endswith(f"x{128 * 6 // 32}")
+    assert got["model.layers.0.mlp.up_proj.scales"].split()[1].endswith("x1")
+    assert got["model.layers.1.mlp.up_proj.scales"].split()[1].endswith("x4")
+    assert got["model.layers.1.self_attn.q_proj.weight"].startswith("BF16")
+    assert "model.layers.1.self_attn.q_proj.scales" not in got
+    run("perplexity", tmp_path / "a", "--text", ROOT / "tests/golden/fidelity/texts/en-1.txt")
+    # the config.json that was written is a plan itself
+    run("convert", src, tmp_path / "b", "--q-config", tmp_path / "a/config.json")
+    b = source.digests(tmp_path / "b")
+    assert {k: v for k, v in b.items() if ".layers.1.self_attn.q_proj" not in k} == \
+           {k: v for k, v in got.items() if ".layers.1.self_attn.q_proj" not in k}
+    file.write_text(json.dumps({**plan, "model.layers.7.mlp.up_proj": {"bits": 8}}))
+    p = run("convert", src, tmp_path / "c", "--q-config", file, ok=False)
+    assert p.returncode == 2 and "model.layers.7.mlp.up_proj" in p.stderr and not (tmp_path / "c").exists()
+
+
+def test_quantised_source(tmp_path):
+    """REG-192: the same bits are kept byte for byte, others are made anew and said so."""
+    src = source.write("llama", tmp_path / "src")
+    run("convert", src, tmp_path / "four", "-q", "--q-bits", 4, "--q-group-size", 32)
+    same = json.loads(run("convert", tmp_path / "four", tmp_path / "same", "-q", "--q-bits", 4, "--q-group-size", 32, "--json").stdout)
+    assert same["kept"] == same["quantised"] > 0 and same["requantised"] == 0
+    assert source.digests(tmp_path / "same") == source.digests(tmp_path / "four")
+    p = run("convert", tmp_path / "four", tmp_path / "two", "-q", "--q-bits", 2, "--q-group-size", 64)
+    assert "quantised otherwise before" in p.stdout
+    assert all(v.split()[1].endswith(f"x{128 * 2 // 32}") for k, v in source.digests(tmp_path / "two").items()
+               if k.endswith("q_proj.weight"))
+    run("perplexity", tmp_path / "two", "--text", ROOT / "tests/golden/fidelity/texts/en-1.txt")
+
+
+def test_wishes_are_said(tmp_path):
+    """REG-195 REG-199 REG-240: what is not offered says so, with the status of a bad command line; nothing is written."""
+    src = source.write("llama-bf16", tmp_path / "src")
+    for args, text in ((["convert", src, "out"], "-q quantises"), (["convert", src, "out", "--q-bits", "4"], "go with -q"),
+                       (["convert", src, "out", "-q", "--dequantize"], "not offered"),
+                       (["convert", src, "out", "-q", "--q-bits", "7"], "must be 2, 3, 4, 5, 6 or 8"),
+                       (["convert", src, "out", "-q", "--q-group-size", "48"], "must be 32, 64 or 128"),
+                       (["convert", src, "out", "-q", "--upload-repo", "a/b"], "not in this version"),
+                       (["convert"], "convert what?"), (["convert", src, "out", "more", "-q"], "")):
+        p = run(*args, ok=False, cwd=tmp_path)
+        assert p.returncode == 2 and text in p.stderr, (args, p.stderr)
+    config = json.loads((src / "config.json").read_text())
+    (src / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    p = run("convert", src, "out", "-q", ok=False, cwd=tmp_path)
+    assert p.returncode != 0 and "mamba" in p.stderr
+    (src / "config.json").write_text(json.dumps(config))
+    assert [x.name for x in tmp_path.iterdir()] == ["src"]
+    run("convert", src, "-q", cwd=tmp_path)  # the default folder
+    assert (tmp_path / "mlx_model/config.json").exists()
+    p = run("convert", src, "-q", ok=False, cwd=tmp_path)
+    assert p.returncode == 2 and "mlx_model exists already" in p.stderr
+
+
+def test_numbers_that_are_none(tmp_path):
+    """A weight that is not finite, or too large for the type, is refused by tensor and row; nothing is left behind."""
+    src = source.write("llama-bf16", tmp_path / "src", dtype="F32", torch_dtype=None)
+    file = src / "model.safetensors"
+    h, raw, base = source.header(file)
+    at = base + h["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0] + 3 * 64 * 4
+    for value, args in ((b"\0\0\xc0\x7f", ["-q"]), (b"\0\0\x80\xff", ["-q"]), (b"\0\0\x80\x7e", ["--dtype", "float16"]),
+                        (b"\0\0\x80\x7e", ["-q", "--dtype", "float16"])):
+        file.write_bytes(raw[:at] + value + raw[at + 4 :])
+        p = run("convert", src, tmp_path / "out", *args, ok=False)
+        assert p.returncode != 0 and "model.layers.1.mlp.up_proj.weight" in p.stderr and "row 3" in p.stderr, p.stderr
+        assert [x.name for x in tmp_path.iterdir()] == ["src"]
+
+
+def test_killed_and_again(tmp_path):
+    """A killed conversion leaves nothing that loads as a model; the next one finishes. A folder of somebody else's is not touched."""
+    src = source.write("llama", tmp_path / "src")
+    part = tmp_path / "out.part"
+    run("convert", src, tmp_path / "want", "-q")
+    kills = 0
+    for _ in range(5):
+        p = subprocess.Popen([PROGRAM, "convert", src, tmp_path / "out", "-q"], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while not part.exists() and p.poll() is None and time.monotonic() < deadline:
+            pass
+        if p.poll() is None:
+            p.send_signal(signal.SIGKILL)
+        p.wait()
+        if not (tmp_path / "out").exists():
+            kills += 1
+            if not (part / "config.json").exists():  # what comes last: with it the folder is whole
+                assert run("perplexity", part, "--text", src / "config.json", ok=False).returncode != 0
+        else:
+            shutil.rmtree(tmp_path / "out")
+    run("convert", src, tmp_path / "out", "-q")
+    assert kills > 0
+    assert source.digests(tmp_path / "out") == source.digests(tmp_path / "want") and not part.exists()
+    (tmp_path / "other.part").mkdir()
+    (tmp_path / "other.part/precious").write_text("x")
+    p = run("convert", src, tmp_path / "other", "-q", ok=False)
+    assert p.returncode == 2 and "not of this program" in p.stderr and (tmp_path / "other.part/precious").exists()

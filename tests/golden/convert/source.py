@@ -1,0 +1,166 @@
+"""Plain checkpoints in Hugging Face layout, made out of nothing: the shapes and config of a folder of tests/golden/tiny, weights from a
+hash of each tensor's name. The oracle's script and the test make the same bytes, so that no source needs to be stored.
+
+    write(family, folder, dtype="BF16", shards=1)
+"""
+import array
+import hashlib
+import json
+import pathlib
+import shutil
+import struct
+
+TINY = pathlib.Path(__file__).resolve().parent.parent / "tiny"
+SIZE = {"F32": 4, "F16": 2, "BF16": 2}
+NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def header(path):
+    """Names to (dtype, shape), and where the data begin."""
+    raw = path.read_bytes()
+    n = struct.unpack("<Q", raw[:8])[0]
+    return json.loads(raw[8 : 8 + n]), raw, 8 + n
+
+
+def shapes(family):
+    """The tensors of the model before it was quantised: name -> shape."""
+    h, _, _ = header(TINY / family / "model.safetensors")
+    h.pop("__metadata__", None)
+    quant = json.loads((TINY / family / "config.json").read_text()).get("quantization", {})
+    out = {}
+    for name, t in h.items():
+        module = name.rsplit(".", 1)[0]
+        if name.endswith((".scales", ".biases")) and module + ".weight" in h and h[module + ".weight"]["dtype"] == "U32":
+            continue
+        shape = list(t["shape"])
+        if t["dtype"] == "U32":
+            bits = quant.get(module, quant).get("bits", quant["bits"])
+            shape[-1] = shape[-1] * 32 // bits
+        out[name] = shape
+    return out
+
+
+PARTS = {"mixtral": {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}}
+
+
+def unstacked(family, name, shape):
+    """Experts one by one, as they are published."""
+    if ".switch_mlp." not in name:
+        return {name: shape}
+    head, tail = name.split(".switch_mlp.")
+    part = tail.split(".")[0]
+    part = PARTS.get(family, {}).get(part, part)
+    return {f"{head}.experts.{i}.{part}.weight": shape[1:] for i in range(shape[0])}
+
+
+def floats(name, shape):
+    n = 1
+    for d in shape:
+        n *= d
+    raw = array.array("h", hashlib.shake_128(name.encode()).digest(2 * n))
+    spread = 1 + raw[0] % 4
+    v = [x / 32768 / (10 * spread) for x in raw]
+    if len(shape) == 1:
+        return [1 + x for x in v]
+    cols = shape[-1]
+    if n // cols > 6:  # rows that reach the corners of the arithmetic
+        v[0:cols] = [0.0] * cols
+        v[cols : 2 * cols] = [0.5] * cols
+        v[2 * cols : 3 * cols] = [abs(x) for x in v[2 * cols : 3 * cols]]
+        v[3 * cols : 4 * cols] = [-abs(x) for x in v[3 * cols : 4 * cols]]
+        v[4 * cols : 5 * cols] = [x * 1e-6 for x in v[4 * cols : 5 * cols]]
+        v[5 * cols : 6 * cols] = [round(x * 40) / 4 for x in v[5 * cols : 6 * cols]]
+    return v
+
+
+def pack(v, dtype):
+    if dtype == "F16":
+        return struct.pack(f"<{len(v)}e", *v)
+    raw = struct.pack(f"<{len(v)}f", *v)
+    if dtype == "F32":
+        return raw
+    out = bytearray(2 * len(v))
+    out[0::2], out[1::2] = raw[2::4], raw[3::4]
+    return bytes(out)
+
+
+def save(path, tensors):
+    """tensors: name -> (dtype, shape, bytes)."""
+    at, h, data = 0, {}, []
+    for name, (dtype, shape, raw) in tensors.items():
+        h[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+        data.append(raw)
+    text = json.dumps(h).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def write(family, folder, dtype="BF16", shards=1, torch_dtype="same"):
+    """torch_dtype: what config.json says; "same": dtype; None: nothing."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True)
+    config = json.loads((TINY / family / "config.json").read_text())
+    config.pop("quantization", None)
+    config.pop("quantization_config", None)
+    config.pop("torch_dtype", None)
+    if torch_dtype:
+        config["torch_dtype"] = NAMES[dtype] if torch_dtype == "same" else torch_dtype
+    for f in TINY.joinpath(family).iterdir():
+        if f.suffix in (".json", ".jinja") and f.name not in ("config.json", "model.safetensors.index.json"):
+            shutil.copy(f, folder)
+    names = {}
+    for name, shape in shapes(family).items():
+        names.update(unstacked(family, name, shape))
+    if config.get("tie_word_embeddings") and "lm_head.weight" not in names and family != "gemma3":
+        names["lm_head.weight"] = names["model.embed_tokens.weight"]  # a duplicate that tied checkpoints often carry
+    tensors = {n: (dtype, s, pack(floats(n, s), dtype)) for n, s in names.items()}
+    if family == "llama":
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [16], pack(floats("inv", [16]), "F32"))
+    keys = list(tensors)
+    if shards == 1:
+        save(folder / "model.safetensors", tensors)
+    else:
+        weight_map = {}
+        for i in range(shards):
+            file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+            part = keys[i::shards]
+            save(folder / file, {k: tensors[k] for k in part})
+            weight_map.update({k: file for k in part})
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def digests(folder):
+    """Every tensor of a checkpoint: name -> "DTYPE shape hash"."""
+    out = {}
+    for file in sorted(pathlib.Path(folder).glob("*.safetensors")):
+        h, raw, base = header(file)
+        for name, t in h.items():
+            if name == "__metadata__":
+                continue
+            a, b = t["data_offsets"]
+            out[name] = f"{t['dtype']} {'x'.join(map(str, t['shape']))} {hashlib.sha256(raw[base + a : base + b]).hexdigest()[:16]}"
+    return dict(sorted(out.items()))
+
+
+# name -> (family, how the source is written, arguments of mlx_lm.convert)
+CASES = {
+    "llama-default": ("llama", {"shards": 3}, {"quantize": True}),
+    "llama-2bit-g32": ("llama", {}, {"quantize": True, "q_bits": 2, "q_group_size": 32}),
+    "llama-3bit-g128-f16": ("llama", {"dtype": "F16"}, {"quantize": True, "q_bits": 3, "q_group_size": 128}),
+    "llama-5bit-g64-f32": ("llama", {"dtype": "F32"}, {"quantize": True, "q_bits": 5, "q_group_size": 64}),
+    "llama-6bit-g32": ("llama", {"dtype": "F32", "torch_dtype": "bfloat16"}, {"quantize": True, "q_bits": 6, "q_group_size": 32}),
+    "llama-8bit-g64-to-f16": ("llama", {}, {"quantize": True, "q_bits": 8, "dtype": "float16"}),
+    "llama-float16": ("llama", {}, {"dtype": "float16"}),
+    "llama-mixed_3_6": ("llama", {}, {"quantize": True, "quant_predicate": "mixed_3_6", "q_group_size": 64}),
+    "llama-bf16-indivisible": ("llama-bf16", {}, {"quantize": True, "q_group_size": 128}),
+    "qwen3": ("qwen3", {}, {"quantize": True, "q_group_size": 32}),
+    "qwen2": ("qwen2", {"dtype": "F16"}, {"quantize": True}),
+    "phi3": ("phi3", {}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
+    "gemma3": ("gemma3", {}, {"quantize": True, "q_group_size": 32}),
+    "granite": ("granite", {}, {"quantize": True, "q_group_size": 32}),
+    "qwen3_moe": ("qwen3_moe", {}, {"quantize": True, "q_group_size": 32}),
+    "mixtral": ("mixtral", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
+}

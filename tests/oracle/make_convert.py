@@ -1,0 +1,32 @@
+"""tests/golden/convert/golden.json: what mlx_lm.convert makes of the sources of tests/golden/convert/source.py.
+
+    python tests/oracle/make_convert.py            # from the root, in the environment of tests/oracle/README.md
+"""
+import contextlib
+import io
+import json
+import pathlib
+import sys
+import tempfile
+
+import mlx.core as mx
+from mlx_lm import convert
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests/golden/convert"))
+import source  # noqa: E402
+
+mx.set_default_device(mx.cpu)
+golden = {}
+with tempfile.TemporaryDirectory() as tmp:
+    for name, (family, how, args) in source.CASES.items():
+        src = source.write(family, f"{tmp}/{name}-src", **how)
+        out = pathlib.Path(tmp) / name
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert(str(src), mlx_path=str(out), **args)
+        config = json.loads((out / "config.json").read_text())
+        golden[name] = {"quantization": config.get("quantization"), "tensors": source.digests(out)}
+        print(name, len(golden[name]["tensors"]))
+path = ROOT / "tests/golden/convert/golden.json"
+path.write_text(json.dumps(golden, indent=0, sort_keys=True) + "\n")
+print(path.stat().st_size, "bytes")
