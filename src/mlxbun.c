@@ -145,6 +145,18 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
     return gen_engine_open(&e->gen, engine, &opt, &info, err);
 }
 
+mb_status mb_extra_to_load(const char *path, const mb_options *opt, const struct mb_open_extra *x, struct engine_load *out,
+                           mb_error *err)
+{
+    MB_TRY(mb_options_to_load(path, opt, out, err));
+    if (!x) return MB_OK;
+    out->kv_budget_bytes = x->kv_budget_bytes;
+    if (x->packed_cache && x->cache_dir[0]) out->packed_dir = x->cache_dir;
+    out->max_lora_rank = x->max_lora_rank;
+    if (x->client_timeout_ms > 0) out->engine.client_timeout_ms = x->client_timeout_ms;
+    return MB_OK;
+}
+
 mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,
                                mb_error *err)
 {
@@ -152,11 +164,7 @@ mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_optio
     struct engine *engine = NULL;
     if (!out) return mb_fail(err, MB_INVALID, "out is NULL");
     *out = NULL;
-    MB_TRY(mb_options_to_load(path, opt, &load, err));
-    if (x) load.kv_budget_bytes = x->kv_budget_bytes;
-    if (x && x->packed_cache && x->cache_dir[0]) load.packed_dir = x->cache_dir;
-    if (x) load.max_lora_rank = x->max_lora_rank;
-    if (x && x->client_timeout_ms > 0) load.engine.client_timeout_ms = x->client_timeout_ms;
+    MB_TRY(mb_extra_to_load(path, opt, x, &load, err));
     mb_engine *e = mb_calloc(1, sizeof *e);
     if (!e) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     mb_status st = engine_load(&engine, &load, &e->loaded, err);

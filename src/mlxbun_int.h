@@ -3,6 +3,7 @@
 #define MLXBUN_INT_H
 
 #include "engine/fidelity.h"
+#include "engine/fit.h"
 #include "engine/open.h"
 #include "gen/gen.h"
 #include "mlxbun.h"
@@ -40,6 +41,9 @@ const char *mb_tier_name(enum fidelity_tier tier);
 const char *mb_kv_name(enum kv_format format);
 /* Options as an engine_load. */
 mb_status mb_options_to_load(const char *path, const mb_options *opt, struct engine_load *out, mb_error *err);
+/* With what mb_open_extra adds; x may be NULL. Strings are borrowed from both. */
+mb_status mb_extra_to_load(const char *path, const mb_options *opt, const struct mb_open_extra *x, struct engine_load *out,
+                           mb_error *err);
 
 /* MB_INVALID: the argument `name` is NULL. */
 mb_status mb_null_error(const char *name, mb_error *err);
@@ -76,8 +80,9 @@ mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, b
 bool mb_family(size_t i, const char **name, const char *const **types, const char **note);
 /* Can this version run models of this model_type? */
 bool mb_family_known(const char *model_type);
-/* Would it fit here, and with how long a context, by config and headers alone? False: they cannot be read. */
-bool mb_model_assess(const char *path, bool *fits, int64_t *max_context);
+/* Would it fit here, and with how long a context, by config and headers alone, and how fast would it be (rates NULL, or not
+ * measured: 0)? False: they cannot be read. */
+bool mb_model_assess(const char *path, const struct ops_rates *rates, bool *fits, int64_t *max_context, double *decode_tps);
 /* Bytes this process may still take. */
 size_t mb_memory_available(void);
 

@@ -90,18 +90,21 @@ bool mb_family_known(const char *model_type)
     return arch_find(model_type) != NULL;
 }
 
-bool mb_model_assess(const char *path, bool *fits, int64_t *max_context)
+bool mb_model_assess(const char *path, const struct ops_rates *rates, bool *fits, int64_t *max_context, double *decode_tps)
 {
     struct engine_load load;
-    struct engine_loaded info;
+    struct fit_model m;
+    struct fit_report r;
     mb_error err;
     *fits = false;
     *max_context = 0;
-    if (mb_options_to_load(path, NULL, &load, &err) != MB_OK) return false;
-    mb_status st = engine_load_estimate(&load, &info, &err);
-    if (st != MB_OK) return st == MB_NO_MEMORY;
-    *fits = info.max_context_in_pool > 0;
-    *max_context = info.max_context_in_pool < info.n_context ? info.max_context_in_pool : info.n_context;
+    *decode_tps = 0;
+    if (mb_options_to_load(path, NULL, &load, &err) != MB_OK || fit_model_read(&m, &load, &err) != MB_OK) return false;
+    int32_t safe = m.info.max_context_in_pool;
+    fit_report_make(&r, &m, rates, safe < FIT_TYPICAL_CONTEXT ? safe : FIT_TYPICAL_CONTEXT);
+    *fits = r.max_safe_context > 0;
+    *max_context = r.max_safe_context;
+    *decode_tps = *fits ? r.decode_tps : 0;
     return true;
 }
 

@@ -11,8 +11,9 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
-#include "cli/cli.h"
+#include "cli/fit.h"
 
 #define ROUNDS_MAX 100
 
@@ -185,6 +186,23 @@ static mb_status open_cell(const struct bench *b, const struct cell *c, mb_engin
     return mb_engine_open_extra(out, b->path, &opt, &x, err);
 }
 
+/* For `mlx-bun fit`: what one request alone reached. A cache that cannot be written is no failure of a measurement. */
+static void keep_rate(const struct bench *b, const struct cell *c, const struct figures *r)
+{
+    static struct store s; /* large */
+    mb_options opt;
+    struct mb_open_extra x;
+    struct engine_load load;
+    mb_error err = { .text = "" };
+    mb_status st = store_init(&s, b->f, &err);
+    if (st == MB_OK) st = model_options(b->f, &opt, &x, &err);
+    opt.tier = c->tier;
+    opt.kv = c->kv;
+    if (st == MB_OK) st = mb_extra_to_load(b->path, &opt, &x, &load, &err);
+    if (st == MB_OK) st = fit_decode_keep(&s, &load, b->path, r->decode_tok_s, b->n_prompt + b->n_tokens / 2, &err);
+    if (st != MB_OK) LOGW("benchmark", "the rate is not kept for `mlx-bun fit`: %s", err.text);
+}
+
 /* One request alone, then all of the batch together. */
 static mb_status run_cell(struct bench *b, const struct cell *c, mb_error *err)
 {
@@ -197,6 +215,7 @@ static mb_status run_cell(struct bench *b, const struct cell *c, mb_error *err)
                                           "one request can use here", (int)b->n_prompt, (int)b->n_tokens, (int)room);
     if (st == MB_OK) st = measure(b, e, 1, &r, err);
     if (st == MB_OK) add_row(b, c, 1, &r);
+    if (st == MB_OK && r.decode_tok_s > 0) keep_rate(b, c, &r);
     if (st == MB_OK && c->batch > 1) st = measure(b, e, c->batch, &r, err);
     if (st == MB_OK && c->batch > 1) add_row(b, c, c->batch, &r);
     mb_engine_close(e);

@@ -15,9 +15,8 @@ static mb_status estimate(const struct flags *f, const char *path, struct engine
     struct mb_open_extra x;
     struct engine_load load;
     MB_TRY(model_options(f, &opt, &x, err));
-    MB_TRY(mb_options_to_load(path, &opt, &load, err));
-    load.kv_budget_bytes = x.kv_budget_bytes;
-    return engine_load_estimate(&load, out, err);
+    MB_TRY(mb_extra_to_load(path, &opt, &x, &load, err));
+    return engine_load_estimate(&load, out, NULL, err);
 }
 
 /* --- text --- */

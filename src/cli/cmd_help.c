@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/errors.h"
-#include "cli/store.h"
+#include "cli/fit.h"
 #include "server/routes.h"
 
 static const struct verb verbs[] = {
@@ -57,6 +57,15 @@ static const struct verb verbs[] = {
       "Shows what can go: snapshots that no revision names, files that no remaining snapshot links to, and unfinished downloads\n"
       "that nobody is at. --yes deletes. A snapshot with a file that no kept one has stays unless --force says so; what a program\n"
       "uses always stays; repositories without a revision, or with a broken one, are left alone.", cmd_gc },
+    { "fit", NULL, CMD_FIT, 1, "MODEL [--ctx N] [--skus] [--json]", "does a model fit here, and how fast would it be?",
+      "Prints what the model's weights, scratch memory and KV pages take beside what may be used here, the largest safe context,\n"
+      "and the speed to expect, from config.json and the headers of the weight files: no weights are read, and nothing is\n"
+      "refused on this account. The speed comes from what this machine was measured to do, in under a second and once a month,\n"
+      "and, when the model has been served or benchmarked here, from that. Of a mixture of experts those count that a token goes\n"
+      "to. Exits 1 when it does not fit.\n\n"
+      "  mlx-bun fit starter\n"
+      "  mlx-bun fit mlx-community/Qwen3-0.6B-4bit --ctx 32768 --skus\n"
+      "  mlx-bun fit DIR --memory-budget 8 --json", cmd_fit },
     { "show-prompt", NULL, CMD_SHOW_PROMPT, 1, "[MODEL] --prompt TEXT | --messages FILE [flags]",
       "show what messages become", "Prints the prompt that the chat template makes of the messages, and its token ids. --origin shows for each part whether\n"
       "the template or a field of a message wrote it: text of a message never becomes a control token.\n\n"

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "cli/fit.h"
 #include "cli/local.h"
-#include "cli/store.h"
 #include "hub/library.h"
 #include "server/server.h"
 
@@ -110,12 +110,12 @@ static void print_memory(const struct engine_loaded *l)
     printf("  context  %d tokens; one request can use %d\n", (int)l->n_context, (int)l->max_context_in_pool);
 }
 
-static void print_card(const struct flags *f, mb_engine *e, const char *path, const struct server *s)
+static void print_card(const struct flags *f, mb_engine *e, const char *path, const struct server *s, struct serve_fit *fit)
 {
     struct engine_client c = mb_engine_client(e);
     const struct gen_model_info *info = c.info(c.ctx);
     const struct engine_loaded *l = mb_engine_loaded(e);
-    char url[256];
+    char url[256], speed[128];
     url_of(f, s, url);
     const char *curl_unix = f->unix_path.given ? "--unix-socket " : "", *socket = f->unix_path.given ? f->unix_path.s : "";
     printf("\nmlx-bun %s is ready\n\n", mb_version());
@@ -124,6 +124,8 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
     printf("  model    %s\n           %s\n", info->id, path);
     printf("  tier     %s, KV %s; %s; up to %d requests together\n", info->tier, mb_kv_name(l->kv_format), l->device, info->batch);
     print_memory(l);
+    serve_fit_line(fit, speed);
+    if (speed[0]) printf("  speed    %s\n", speed);
     printf("\n  curl %s%s%s%s/v1/chat/completions -H 'content-type: application/json'%s \\\n"
            "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n", curl_unix, socket, *socket ? " " : "", url,
            f->api_key.given ? " -H \"authorization: Bearer $KEY\"" : "");
@@ -155,35 +157,39 @@ static mb_status load(const struct flags *f, const char *path, mb_engine **out, 
     return st;
 }
 
-static bool assess(const char *path, struct library_assessment *out)
+static bool assess(void *ctx, const char *path, struct library_assessment *out)
 {
-    return mb_model_assess(path, &out->fits, &out->max_safe_context);
+    return mb_model_assess(path, serve_fit_rates(ctx), &out->fits, &out->max_safe_context, &out->predicted_decode_tps);
 }
 
 /* The models on disk; a server without a home for them goes on without. */
-static struct library *open_library(const struct flags *f, const char *path)
+static struct library *open_library(const struct flags *f, const char *path, struct serve_fit *fit)
 {
     static struct store s; /* large */
     struct library *l;
     mb_error err;
     if (store_init(&s, f, &err) != MB_OK) return NULL;
     struct library_options o = { .root = s.root, .registry_path = s.registry_path, .serving_path = path, .net = s.net,
-                                 .offline = s.offline, .is_known = mb_family_known, .assess = assess };
+                                 .offline = s.offline, .is_known = mb_family_known, .assess = assess,
+                                 .assess_ctx = fit };
     if (library_open(&l, &o, &err) == MB_OK) return l;
     LOGW("serve", "%s", err.text);
     return NULL;
 }
 
-static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, const char *path, struct library *library, mb_error *err)
+static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, const char *path, struct library *library,
+                       struct serve_fit *fit, mb_error *err)
 {
     struct engine_client client = mb_engine_client(e);
     struct server_options opt;
     struct server *s = NULL;
     set_server_options(f, owner, &opt);
     opt.library = library;
+    opt.fit = fit ? serve_fit_json : NULL;
+    opt.fit_ctx = fit;
     MB_TRY(server_open(&s, &client, &opt, err));
     install_signals(s);
-    if (!f->quiet.b) print_card(f, e, path, s);
+    if (!f->quiet.b) print_card(f, e, path, s, fit);
     server_run(s);
     restore_signals();
     server_close(s);
@@ -200,9 +206,11 @@ mb_status serve_run(const struct flags *f, const char *positional, const char *o
     get_use(&in_use, path);
     if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, all weights stay in memory");
     MB_TRY(load(f, path, &e, err));
-    struct library *library = open_library(f, path);
-    mb_status st = serve(f, owner, e, path, library, err);
+    struct serve_fit *fit = serve_fit_open(f, path, e);
+    struct library *library = open_library(f, path, fit);
+    mb_status st = serve(f, owner, e, path, library, fit, err);
     library_close(library);
+    serve_fit_close(fit);
     mb_engine_close(e);
     return st;
 }

@@ -12,6 +12,7 @@
 #define SAMPLED (CMD_SERVE | CMD_GENERATE)
 #define ADAPTED (CMD_SERVE | CMD_GENERATE | CMD_EMBED)
 #define RUNS (CMD_SERVE | CMD_GENERATE | CMD_PERPLEXITY | CMD_BENCHMARK)
+#define SIZED (RUNS | CMD_FIT) /* what memory is divided by */
 #define PROMPTED (CMD_GENERATE | CMD_SHOW_PROMPT)
 #define EVERY 0xffffffu
 #define HLG_NOTE "No effect while the curve is off; a request that turns it on takes what it leaves out from here."
@@ -68,7 +69,7 @@ static const struct flag_row rows[] = {
       .unit = "GB", .help = "memory for weights, scratch and KV pages together (decimal GB)",
       .note = "Default: 90 % of the memory that is free at start (MemAvailable, cgroup and address space limits).",
       .spec = "T1.07 CFG-054 CFG-055 CFG-056" },
-    { .name = "kv-budget", .type = FLAG_BYTES_GB, .off = OFF(kv_budget), .min = 0, .max = 1e6, .commands = RUNS, .unit = "GB",
+    { .name = "kv-budget", .type = FLAG_BYTES_GB, .off = OFF(kv_budget), .min = 0, .max = 1e6, .commands = SIZED, .unit = "GB",
       .help = "at most so much of it for KV pages (decimal GB); 0 = no further limit",
       .note = "Only lowers the pool; all rows share it, waiting or preempted when it is full, with the same results.",
       .spec = "T1.08 CFG-058 CFG-059 CFG-104" },
@@ -96,7 +97,7 @@ static const struct flag_row rows[] = {
       .help = "snapshot a running generation every N tokens", .note = "Ignored with a warning without --ssd-cache.",
       .spec = "T1.14 CFG-066" },
     { .name = "batch", .aliases = "decode-concurrency", .type = FLAG_INT, .off = OFF(batch), .dflt = "8", .min = 1, .max = 1024,
-      .commands = RUNS, .unit = "N", .help = "most sequences decoded together; the results do not depend on it",
+      .commands = SIZED, .unit = "N", .help = "most sequences decoded together; the results do not depend on it",
       .note = "--batch wins when both names are given. 1 = one at a time.", .spec = "T1.17 CFG-007 CFG-071 CFG-072 CFG-074" },
     { .name = "prefill-chunk", .type = FLAG_INT, .off = OFF(prefill_chunk), .dflt = "2048", .min = 1, .max = 1048576,
       .env = "MLX_BUN_RD_PREFILL_CHUNK", .commands = RUNS, .unit = "N",
@@ -266,7 +267,7 @@ static const struct flag_row rows[] = {
     { .name = "raw", .type = FLAG_BOOL, .off = OFF(raw), .commands = CMD_GENERATE,
       .help = "continue the prompt as it stands, without the chat template" },
     { .name = "json", .type = FLAG_BOOL, .off = OFF(json),
-      .commands = PROMPTED | CMD_DOCTOR | CMD_PROVE | CMD_PERPLEXITY | CMD_CONVERT | CMD_BENCHMARK | CMD_STORE,
+      .commands = PROMPTED | CMD_DOCTOR | CMD_PROVE | CMD_PERPLEXITY | CMD_CONVERT | CMD_BENCHMARK | CMD_STORE | CMD_FIT,
       .help = "print one JSON object instead of text" },
     { .name = "origin", .type = FLAG_BOOL, .off = OFF(origin), .commands = CMD_SHOW_PROMPT,
       .help = "show which message and field wrote each part" },
@@ -286,6 +287,12 @@ static const struct flag_row rows[] = {
       .help = "the task of a query: \"Instruct: TEXT\" and \"Query:\" go before each text", .spec = "MOD-045" },
     { .name = "dimensions", .type = FLAG_INT, .off = OFF(dimensions), .min = 1, .max = 1048576, .commands = CMD_EMBED,
       .unit = "N", .help = "keep the first N numbers of a vector, scaled to unit length; default: all" },
+    { .name = "ctx", .letter = 'c', .type = FLAG_INT, .off = OFF(ctx), .min = 1, .max = 2147483647, .commands = CMD_FIT, .unit = "N",
+      .help = "answer for so many tokens of context; default: as many as are safe", .spec = "REG-110" },
+    { .name = "skus", .type = FLAG_BOOL, .off = OFF(skus), .commands = CMD_FIT,
+      .help = "also for a list of common machines", .spec = "REG-111" },
+    { .name = "measure", .type = FLAG_BOOL, .off = OFF(measure), .commands = CMD_FIT,
+      .help = "measure this machine anew (under a second) instead of taking what was measured in the last month" },
     { .name = "prompt-tokens", .type = FLAG_INT, .off = OFF(prompt_tokens), .dflt = "512", .min = 1, .max = 1e7,
       .commands = CMD_BENCHMARK, .unit = "N", .help = "length of the prompt, and so the context at which generation begins" },
     { .name = "tokens", .type = FLAG_INT, .off = OFF(tokens), .dflt = "128", .min = 2, .max = 1e6, .commands = CMD_BENCHMARK,

@@ -28,10 +28,10 @@ enum flag_isolate { ISOLATE_BOTH = 0, ISOLATE_PARENT, ISOLATE_CHILD };
 enum command_bit {
     CMD_SERVE = 1, CMD_GENERATE = 2, CMD_CONVERT = 4, CMD_GET = 8, CMD_SHOW_PROMPT = 16, CMD_DOCTOR = 32, CMD_PROVE = 64,
     CMD_PERPLEXITY = 128, CMD_HELP = 256, CMD_BENCHMARK = 512, CMD_SCAN = 1024, CMD_LS = 2048, CMD_RM = 4096, CMD_GC = 8192,
-    CMD_EMBED = 16384, CMD_PI = 32768 /* takes the flags of serve too: its verb has both bits */, CMD_HARNESS = 65536,
+    CMD_EMBED = 16384, CMD_PI = 32768 /* takes the flags of serve too: its verb has both bits */, CMD_HARNESS = 65536, CMD_FIT = 131072,
     CMD_STORE = CMD_GET | CMD_SCAN | CMD_LS | CMD_RM | CMD_GC,
     CMD_MODEL = CMD_SERVE | CMD_GENERATE | CMD_SHOW_PROMPT | CMD_DOCTOR | CMD_PROVE | CMD_PERPLEXITY | CMD_BENCHMARK |
-    CMD_EMBED
+    CMD_EMBED | CMD_FIT
 };
 
 struct flag_row {

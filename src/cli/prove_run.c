@@ -26,7 +26,7 @@ mb_status prove_init(struct prove *p, const struct flags *f, const char *path, m
     *p = (struct prove){ .flags = f, .path = path };
     MB_TRY(model_options(f, &opt, &x, err));
     MB_TRY(mb_options_to_load(path, &opt, &load, err));
-    MB_TRY(engine_load_estimate(&load, &info, err));
+    MB_TRY(engine_load_estimate(&load, &info, NULL, err));
     p->n_context = info.n_context;
     buf_init(&b, 0);
     for (int i = 0; i < TEXT_REPEATS; i++) buf_append(&b, text, sizeof text - 1);
@@ -74,7 +74,7 @@ uint64_t prove_budget_for(const struct prove *p, int32_t n_tokens)
     if (model_options(p->flags, &opt, &x, &err) != MB_OK || mb_options_to_load(p->path, &opt, &load, &err) != MB_OK) return 0;
     while (lo + 4096 < hi) {
         load.kv_budget_bytes = lo + (hi - lo) / 2;
-        if (engine_load_estimate(&load, &info, &err) != MB_OK) return 0;
+        if (engine_load_estimate(&load, &info, NULL, &err) != MB_OK) return 0;
         if (info.max_context_in_pool >= n_tokens) hi = load.kv_budget_bytes;
         else lo = load.kv_budget_bytes;
     }

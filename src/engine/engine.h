@@ -144,6 +144,9 @@ struct engine_stats {
     uint64_t cache_hits, cache_misses;
     double decode_tokens_per_s, prefill_tokens_per_s;   /* of the last seconds */
     double ttft_ms_mean, itl_ms_mean;
+    uint64_t n_alone;            /* steps of one request alone that drew one token: */
+    double alone_tokens_per_s;   /* their rate */
+    int32_t alone_context;       /* and the mean index of those tokens; 0 without any */
     int32_t max_safe_context;    /* tokens that fit the empty pool */
     bool alive;
     int64_t heartbeat_age_ms;

@@ -105,6 +105,7 @@ struct meter {
     struct rate decode_rate, prefill_rate;
     double ttft_ns_sum, itl_ns_sum;
     uint64_t n_ttft, n_itl;
+    double alone_ns_sum, alone_index_sum; /* of s.n_alone steps */
 };
 
 struct engine {

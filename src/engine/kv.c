@@ -296,18 +296,39 @@ bool kv_pool_has_room(const struct kv_pool *p, const int64_t need[KV_MAX_KINDS],
     return chunks <= p->n_free_chunks;
 }
 
-int32_t kv_pool_max_tokens(const struct kv_pool *p, int32_t n_max)
+/* Largest n_tokens that n_chunk chunks hold. */
+static int32_t tokens_in(const struct kv_kind *kinds, int32_t n_kinds, size_t chunk_bytes, int64_t n_chunk, int32_t n_max)
 {
-    if (p->n_kinds == 0) return n_max;
+    if (n_kinds == 0) return n_max;
     int32_t lo = 0, hi = n_max; /* lo fits */
     while (lo < hi) {
         int32_t mid = lo + (hi - lo + 1) / 2;
         int64_t need[KV_MAX_KINDS];
-        kv_pages_needed(p->kinds, p->n_kinds, mid, need);
-        if (chunks_for(p->kinds, p->n_kinds, p->chunk_bytes, need) <= p->n_chunk) lo = mid;
+        kv_pages_needed(kinds, n_kinds, mid, need);
+        if (chunks_for(kinds, n_kinds, chunk_bytes, need) <= n_chunk) lo = mid;
         else hi = mid - 1;
     }
     return lo;
+}
+
+int32_t kv_pool_max_tokens(const struct kv_pool *p, int32_t n_max)
+{
+    return tokens_in(p->kinds, p->n_kinds, p->chunk_bytes, p->n_chunk, n_max);
+}
+
+int32_t kv_pool_tokens_for(const struct kv_kind *kinds, int32_t n_kinds, size_t pool_bytes, int32_t n_max)
+{
+    size_t chunk = chunk_bytes_for(kinds, n_kinds, pool_bytes);
+    return tokens_in(kinds, n_kinds, chunk, (int64_t)(pool_bytes / chunk), n_max);
+}
+
+size_t kv_pages_bytes(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_tokens)
+{
+    int64_t need[KV_MAX_KINDS];
+    size_t bytes = 0;
+    kv_pages_needed(kinds, n_kinds, n_tokens, need);
+    for (int32_t k = 0; k < n_kinds; k++) bytes += (size_t)need[k] * page_bytes_of(&kinds[k]);
+    return bytes;
 }
 
 void kv_pool_usage(const struct kv_pool *p, struct kv_usage *out)

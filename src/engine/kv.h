@@ -51,6 +51,10 @@ struct kv_pool {
 
 /* Bytes of pool in which one sequence of n_tokens fits with its chunks rounded up. */
 size_t kv_pool_bytes_for(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_tokens);
+/* Bytes of the pages that one sequence of n_tokens holds. */
+size_t kv_pages_bytes(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_tokens);
+/* Largest n_tokens (up to n_max) of one sequence in a pool of so many bytes: kv_pool_max_tokens before there is a pool. */
+int32_t kv_pool_tokens_for(const struct kv_kind *kinds, int32_t n_kinds, size_t pool_bytes, int32_t n_max);
 /* Cut pool_bytes into chunks and reserve them with the stepper. MB_INVALID: not even one chunk a kind. */
 mb_status kv_pool_init(struct kv_pool *p, struct stepper *st, const struct kv_kind *kinds, int32_t n_kinds,
                        size_t pool_bytes, mb_error *err);

@@ -3,77 +3,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/filemap.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/kv.h"
 #include "engine/open.h"
 
 #define PATH_CAP 4096
 #define POOL_MIN_TOKENS 512 /* below this a pool is of no use */
-
-/* A number from a small text file such as memory.max; false for "max" or no file. */
-static bool read_number(const char *path, const char *key, uint64_t *out)
-{
-    struct buf b;
-    buf_init(&b, 1 << 16);
-    bool ok = false;
-    mb_error err;
-    if (file_read(&b, path, 1 << 16, &err) == MB_OK && b.data) {
-        const char *at = key ? strstr(b.data, key) : b.data;
-        if (at) at += key ? strlen(key) : 0;
-        char *end;
-        unsigned long long v = at ? strtoull(at, &end, 10) : 0;
-        ok = at && end != at;
-        *out = v;
-    }
-    buf_free(&b);
-    return ok;
-}
-
-size_t engine_memory_available(void)
-{
-    uint64_t best = UINT64_MAX, v, used;
-    struct rlimit as;
-    if (read_number("/proc/meminfo", "MemAvailable:", &v)) best = v * 1024;
-    if (read_number("/sys/fs/cgroup/memory.max", NULL, &v) && read_number("/sys/fs/cgroup/memory.current", NULL, &used)) {
-        uint64_t rest = v > used ? v - used : 0;
-        if (rest < best) best = rest;
-    }
-    if (getrlimit(RLIMIT_AS, &as) == 0 && as.rlim_cur != RLIM_INFINITY && read_number("/proc/self/statm", NULL, &used)) {
-        uint64_t have = used * (uint64_t)sysconf(_SC_PAGESIZE);
-        uint64_t rest = as.rlim_cur > have ? as.rlim_cur - have : 0;
-        if (rest < best) best = rest;
-    }
-    return best == UINT64_MAX ? (size_t)4 << 30 : (size_t)best;
-}
-
-/* Bytes of pages that a sequence of n tokens holds. */
-static size_t pages_bytes(const struct kv_kind *kinds, int32_t n_kinds, int64_t n)
-{
-    size_t bytes = 0;
-    for (int i = 0; i < n_kinds; i++) {
-        int64_t held = n;
-        if (kinds[i].type == KIND_WINDOW && held > kinds[i].window + KV_PAGE_TOKENS) held = kinds[i].window + KV_PAGE_TOKENS;
-        bytes += (size_t)((held + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS) * kinds[i].page_bytes;
-    }
-    return bytes;
-}
-
-static int32_t context_in_pool(const struct kv_kind *kinds, int32_t n_kinds, size_t pool, int32_t n_context)
-{
-    int32_t lo = 0, hi = n_context;
-    while (lo < hi) {
-        int32_t mid = lo + (hi - lo + 1) / 2;
-        if (pages_bytes(kinds, n_kinds, mid) <= pool) lo = mid;
-        else hi = mid - 1;
-    }
-    return lo;
-}
 
 static void fill_info(const struct model_spec *s, struct engine_loaded *info)
 {
@@ -90,21 +30,22 @@ static void fill_info(const struct model_spec *s, struct engine_loaded *info)
     }
 }
 
-/* usable -> pool: one pool for all rows, fixed now (design.md section 3). */
+/* usable -> pool: one pool for all rows, fixed now (design.md section 3). info is complete also when the model does not fit. */
 static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind *kinds, int32_t n_kinds,
                              struct engine_loaded *info, mb_error *err)
 {
     size_t fixed = info->weight_bytes + info->scratch_bytes;
     info->usable_bytes = opt->memory_budget_bytes ? opt->memory_budget_bytes : engine_memory_available() / 10 * 9;
-    if (info->usable_bytes <= fixed + pages_bytes(kinds, n_kinds, POOL_MIN_TOKENS))
+    for (int i = 0; i < n_kinds; i++)
+        if (kinds[i].type == KIND_FULL) info->kv_bytes_per_token += kinds[i].page_bytes / KV_PAGE_TOKENS;
+    if (info->usable_bytes <= fixed + kv_pages_bytes(kinds, n_kinds, POOL_MIN_TOKENS))
         return mb_fail(err, MB_NO_MEMORY, "%s needs %zu MB for weights and %zu MB for scratch, and room for a few pages of KV; "
                        "%zu MB may be used: free memory, raise --memory-budget, or lower --batch or the context", opt->dir,
                        info->weight_bytes >> 20, info->scratch_bytes >> 20, info->usable_bytes >> 20);
     info->pool_bytes = info->usable_bytes - fixed;
     if (opt->kv_budget_bytes && opt->kv_budget_bytes < info->pool_bytes) info->pool_bytes = opt->kv_budget_bytes;
-    for (int i = 0; i < n_kinds; i++)
-        if (kinds[i].type == KIND_FULL) info->kv_bytes_per_token += kinds[i].page_bytes / KV_PAGE_TOKENS;
-    info->max_context_in_pool = context_in_pool(kinds, n_kinds, info->pool_bytes, info->n_context);
+    info->max_context_in_pool = kv_pool_tokens_for(kinds, n_kinds, info->pool_bytes, info->n_context);
+    info->fits = info->max_context_in_pool > 0;
     return MB_OK;
 }
 
@@ -121,7 +62,7 @@ static uint64_t identity_of(const char *dir, const char *name, uint64_t seed)
 }
 
 /* Of all weight files and config.json; the order of the folder does not count. */
-static uint64_t identity_of_model(const char *dir)
+uint64_t engine_model_identity(const char *dir)
 {
     uint64_t sum = identity_of(dir, "config.json", 0);
     DIR *d = opendir(dir);
@@ -143,7 +84,7 @@ static void packed_place(const struct engine_load *opt, char path[PATH_CAP], uin
     path[0] = '\0';
     if (!real) return;
     snprintf(name, sizeof name, "%016llx.bin", (unsigned long long)XXH3_64bits(real, strlen(real)));
-    *key = identity_of_model(real);
+    *key = engine_model_identity(real);
     free(real);
     mb_status st = path_join(folder, sizeof folder, opt->packed_dir, "packed", &why);
     if (st == MB_OK) st = dir_make(folder, &why);
@@ -216,27 +157,44 @@ mb_status engine_load(struct engine **out, const struct engine_load *opt, struct
     return engine_open(out, &stepper, &eo, err);
 }
 
-mb_status engine_load_estimate(const struct engine_load *opt, struct engine_loaded *info, mb_error *err)
+mb_status engine_load_estimate(const struct engine_load *opt, struct engine_loaded *info, struct model_size *size, mb_error *err)
 {
     const struct ops *ops;
     struct device *dev;
-    struct model_size size;
+    struct model_size own;
     struct model_spec spec;
     memset(info, 0, sizeof *info);
-    MB_TRY(open_device(opt, &ops, &dev, err));
+    struct engine_load bare = *opt; /* without weights no packed ones */
+    bare.packed_dir = NULL;
+    if (!size) size = &own;
+    MB_TRY(open_device(&bare, &ops, &dev, err));
     struct model_options mo = model_options_of(opt, ops, dev);
-    mb_status st = model_size_estimate(&size, opt->dir, &mo, err);
+    mb_status st = model_size_estimate(size, opt->dir, &mo, err);
     if (st == MB_OK) st = model_config_read(&spec, opt->dir, err);
     if (st == MB_OK) {
         if (opt->n_context > 0 && opt->n_context < spec.n_context) spec.n_context = opt->n_context;
         fill_info(&spec, info);
-        info->weight_bytes = size.weight_bytes;
-        info->scratch_bytes = size.scratch_bytes;
-        info->kv_format = size.n_kinds ? size.kinds[0].format : 0;
+        info->weight_bytes = size->weight_bytes;
+        info->scratch_bytes = size->scratch_bytes;
+        info->kv_format = size->n_kinds ? size->kinds[0].format : 0;
         snprintf(info->device, sizeof info->device, "%s", ops->device_describe(dev));
-        st = plan_memory(opt, size.kinds, size.n_kinds, info, err);
+        st = plan_memory(opt, size->kinds, size->n_kinds, info, err);
         model_spec_free(&spec);
     }
+    ops->device_close(dev);
+    return st;
+}
+
+mb_status engine_probe(const struct engine_load *opt, double seconds, struct ops_rates *out, char device[96], mb_error *err)
+{
+    const struct ops *ops;
+    struct device *dev;
+    struct engine_load bare = *opt;
+    bare.packed_dir = NULL;
+    memset(out, 0, sizeof *out);
+    MB_TRY(open_device(&bare, &ops, &dev, err));
+    snprintf(device, 96, "%s", ops->device_describe(dev));
+    mb_status st = seconds > 0 ? ops->probe(dev, seconds, out, err) : MB_OK;
     ops->device_close(dev);
     return st;
 }

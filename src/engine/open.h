@@ -28,6 +28,7 @@ struct engine_load {
 struct engine_loaded {
     size_t weight_bytes, scratch_bytes, pool_bytes, usable_bytes, kv_bytes_per_token;
     int32_t max_context_in_pool;   /* tokens of one sequence that fit the empty pool */
+    bool fits;
     char device[96];               /* "cpu avx2, 2 threads" */
     int kv_format;
     int32_t n_layer_full, n_layer_window, n_context, n_vocab;
@@ -38,10 +39,18 @@ struct engine_loaded {
 
 /* MB_NO_MEMORY when weights and scratch do not fit the budget (with all numbers); else as model_open. */
 mb_status engine_load(struct engine **out, const struct engine_load *opt, struct engine_loaded *info, mb_error *err);
-/* Bytes this process may still take: least of MemAvailable, the cgroup's rest, the address space limit's rest. */
+/* memory.c: bytes this process may still take: least of MemAvailable, the rest of its control groups, the rest of its address
+ * space limit. */
 size_t engine_memory_available(void);
-/* The same numbers from config and headers alone, nothing loaded: what fit and doctor print. */
-mb_status engine_load_estimate(const struct engine_load *opt, struct engine_loaded *info, mb_error *err);
+/* The same below another root than "" (tests): its proc/ and sys/. The address space limit is not looked at. */
+size_t engine_memory_available_at(const char *root);
+/* The same numbers from config and headers alone, nothing loaded: what fit and doctor print. size may be NULL. When the model
+ * does not fit: MB_NO_MEMORY, and info and size are filled all the same (info->usable_bytes > 0 tells it from a real lack). */
+mb_status engine_load_estimate(const struct engine_load *opt, struct engine_loaded *info, struct model_size *size, mb_error *err);
+/* Changes when a file of the model does: config.json and the weight files as they lie there. 0: no such folder. */
+uint64_t engine_model_identity(const char *dir);
+/* Measure the device of these options (ops.h); seconds 0: say only its name. Loads no model. */
+mb_status engine_probe(const struct engine_load *opt, double seconds, struct ops_rates *out, char device[96], mb_error *err);
 
 /* The compiled plan, one line a step, to a callback (doctor --plan). Loads the model. */
 mb_status engine_plan_describe(const struct engine_load *opt, void (*line)(void *ctx, const char *text), void *ctx,

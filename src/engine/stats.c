@@ -45,6 +45,11 @@ void stats_step(struct engine *e, const struct step *st, int64_t ns)
     rate_add(&m->prefill_rate, now, (uint64_t)st->n_prefill);
     if (st->n_prefill == 0) {
         mean_add(&m->decode_ns, (double)ns);
+        if (st->n_rows == 1 && n_decode == 1) {
+            m->s.n_alone++;
+            m->alone_ns_sum += (double)ns;
+            m->alone_index_sum += st->rows[0].i_first;
+        }
         return;
     }
     double rest = (double)ns - (n_decode > 0 ? m->decode_ns : 0);
@@ -89,6 +94,10 @@ static void gauges(struct engine *e, struct engine_stats *s)
     s->prefill_tokens_per_s = rate_get(&e->meter.prefill_rate, now);
     s->ttft_ms_mean = e->meter.n_ttft ? e->meter.ttft_ns_sum / (double)e->meter.n_ttft / 1e6 : 0;
     s->itl_ms_mean = e->meter.n_itl ? e->meter.itl_ns_sum / (double)e->meter.n_itl / 1e6 : 0;
+    if (s->n_alone > 0 && e->meter.alone_ns_sum > 0) {
+        s->alone_tokens_per_s = (double)s->n_alone / e->meter.alone_ns_sum * 1e9;
+        s->alone_context = (int32_t)(e->meter.alone_index_sum / (double)s->n_alone);
+    }
     s->max_safe_context = kv_pool_max_tokens(&e->kv, e->info->n_context);
 }
 

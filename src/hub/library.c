@@ -32,12 +32,15 @@ static bool is_supported(const struct library *l, const struct model_row *m)
 static void assessment(struct buf *b, const struct library *l, const struct model_row *m)
 {
     struct library_assessment a;
-    if (!is_supported(l, m) || !l->o.assess || !l->o.assess(m->path, &a)) {
+    if (!is_supported(l, m) || !l->o.assess || !l->o.assess(l->o.assess_ctx, m->path, &a)) {
         buf_append_str(b, "\"assessment\": null}");
         return;
     }
-    buf_printf(b, "\"assessment\": {\"fits\": %s, \"max_safe_context\": %lld, \"predicted_decode_tps\": null}}",
+    buf_printf(b, "\"assessment\": {\"fits\": %s, \"max_safe_context\": %lld, \"predicted_decode_tps\": ",
                a.fits ? "true" : "false", (long long)a.max_safe_context);
+    if (a.predicted_decode_tps > 0) json_write_double(b, a.predicted_decode_tps);
+    else buf_append_str(b, "null");
+    buf_append_str(b, "}}");
 }
 
 static void write_model(struct buf *b, const struct library *l, const struct model_row *m)

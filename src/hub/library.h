@@ -14,6 +14,7 @@ struct library; /* opaque */
 struct library_assessment {
     bool fits;
     int64_t max_safe_context;
+    double predicted_decode_tps;    /* 0: not known */
 };
 
 struct library_options {            /* strings are copied */
@@ -23,7 +24,8 @@ struct library_options {            /* strings are copied */
     struct net_opts net;
     bool offline;
     bool (*is_known)(const char *model_type);                                 /* can this version run it? */
-    bool (*assess)(const char *path, struct library_assessment *out);         /* false: cannot be read; may be NULL */
+    bool (*assess)(void *ctx, const char *path, struct library_assessment *out); /* false: cannot be read; may be NULL */
+    void *assess_ctx;
 };
 
 /* MB_NO_MEMORY. The registry is opened when it is first asked for. */

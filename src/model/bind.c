@@ -75,7 +75,7 @@ static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void
         snprintf(path, sizeof path, "layers.%d.%s.%s", i, names->stacked, part[p].stacked);
         snprintf(listed, sizeof listed, "layers.%d.%s.%s", i, names->listed, part[p].listed);
         struct bind_request r = { .path = path, .n = l->n_expert * part[p].n, .k = part[p].k, .n_stack = l->n_expert,
-                                  .listed = listed };
+                                  .n_used = l->top_k, .listed = listed };
         if (s->moe_blocks) {
             snprintf(blocks, sizeof blocks, "layers.%d.%s.%s", i, names->stacked, p < 2 ? "gate_up_proj" : "down_proj");
             r.blocks = blocks;

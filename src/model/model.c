@@ -162,7 +162,7 @@ uint64_t model_fingerprint(const struct model *m) { return m->fingerprint; }
 struct size_ctx {
     struct model *m;
     const struct checkpoint *c;
-    size_t bytes;
+    struct model_size *out;
 };
 
 static mb_status size_one(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err)
@@ -170,14 +170,31 @@ static mb_status size_one(void *ctx, const struct bind_request *r, struct weight
     struct size_ctx *p = ctx;
     struct weight_source src;
     size_t bytes = 0;
+    enum ops_class class;
     MB_TRY(bind_source(&p->m->spec, p->c, &p->m->arena, r, &src, err));
     MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
+    MB_TRY(p->m->ops->weight_class(p->m->device, &src, &class, err));
     dst->n = r->n;
     dst->k = r->k;
     dst->group = bind_group(&src.spec);
     dst->name = src.name;
-    p->bytes += bytes;
+    p->out->weight_bytes += bytes;
+    if (r->gather_only) return MB_OK; /* one row of it */
+    double share = r->n_stack > 0 ? (double)r->n_used / r->n_stack : 1;
+    p->out->read[class].bytes += share * (double)bytes;
+    p->out->read[class].values += share * (double)r->n * (double)r->k;
     return MB_OK;
+}
+
+static void size_attention(const struct model *m, struct model_size *out)
+{
+    for (int32_t i = 0; i < m->plan.n_steps; i++) {
+        const struct plan_step *s = &m->plan.steps[i];
+        if (s->op != STEP_ATTEND) continue;
+        const struct kv_kind *k = &m->spec.kinds[s->u.attend.i_kind];
+        out->attend[s->u.attend.i_kind].bytes += (double)k->head_bytes * k->n_head_kv / KV_PAGE_TOKENS;
+        out->attend[s->u.attend.i_kind].macs += 2.0 * s->u.attend.n_head * s->u.attend.head_dim;
+    }
 }
 
 mb_status model_size_estimate(struct model_size *out, const char *dir, const struct model_options *opt, mb_error *err)
@@ -189,7 +206,7 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
     m->ops = opt->ops;
     m->device = opt->device;
     m->tier = opt->tier;
-    struct size_ctx p = { m, NULL, 0 };
+    struct size_ctx p = { m, NULL, out };
     mb_status st = model_config_read(&m->spec, dir, err);
     if (st == MB_OK) {
         set_limits(m, opt);
@@ -207,12 +224,15 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
         st = plan_build(m, err);
     }
     if (st == MB_OK) {
-        out->weight_bytes = p.bytes;
         out->scratch_bytes = m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt);
         out->n_kinds = m->spec.n_kinds;
         memcpy(out->kinds, m->spec.kinds, sizeof out->kinds);
         for (int i = 0; i < out->n_kinds; i++)
-            if (out->kinds[i].type == KIND_FULL) out->kv_bytes_per_token += out->kinds[i].page_bytes / 64;
+            if (out->kinds[i].type == KIND_FULL) out->kv_bytes_per_token += out->kinds[i].page_bytes / KV_PAGE_TOKENS;
+        size_attention(m, out);
+        out->n_layer = m->spec.n_layer;
+        out->d_model = m->spec.d_model;
+        out->n_vocab = m->spec.n_vocab;
     }
     model_close(m);
     return st;

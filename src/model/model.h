@@ -48,6 +48,14 @@ struct model_size {
     struct kv_kind kinds[KV_MAX_KINDS];
     int32_t n_kinds;
     size_t kv_bytes_per_token;   /* full kinds only */
+    /* What one token takes to compute, for predictions of speed. */
+    struct {
+        double bytes, values;    /* of the packed weights that it reads; multiply-adds with them. Of experts: those it goes to */
+    } read[OPS_CLASSES];
+    struct {
+        double bytes, macs;      /* of one visible key, all layers that read this kind together */
+    } attend[KV_MAX_KINDS];
+    int32_t n_layer, d_model, n_vocab;
 };
 mb_status model_size_estimate(struct model_size *out, const char *dir, const struct model_options *opt, mb_error *err);
 

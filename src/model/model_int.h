@@ -48,6 +48,7 @@ struct bind_request {
     const char *path;     /* module path below the prefix: "layers.0.self_attn.q_proj" */
     int64_t n, k;         /* what the config says */
     bool gather_only;
+    int32_t n_used;        /* n_stack: experts that one token goes to */
     int32_t n_stack;       /* experts of n / n_stack rows each, as one tensor of three dims or one by one; 0 = a plain matrix */
     const char *listed;    /* n_stack: printf path of one expert's matrix, with its number */
     const char *blocks;    /* n_stack: path of the packed tensors that may stand instead (moe_blocks); NULL = none */

@@ -50,6 +50,22 @@ struct ops_step_stats {      /* of the last collected step */
     uint64_t n_barriers, barrier_ns, step_ns;
 };
 
+/* What a device does, measured (probe): what predictions of speed are made of. Best of many short runs, so that other work
+ * on the machine counts little. A rate of 0 was not measured. */
+enum ops_class { OPS_CLASS_Q4 = 0, OPS_CLASS_Q8, OPS_CLASS_F, OPS_CLASSES }; /* forms of packed weights with a speed of their own */
+enum { OPS_TIERS = 3 };                            /* of enum fidelity_tier */
+struct ops_rates {
+    double read_bytes_s;                           /* plain read of memory by all threads: the bandwidth */
+    double weight_bytes_s[OPS_CLASSES][OPS_TIERS]; /* packed bytes from memory in products with one row */
+    double macs_s[OPS_CLASSES][OPS_TIERS];         /* multiply-adds in products with many rows */
+    double kv_bytes_s[KV_FORMAT_COUNT];            /* pages from memory in attention of one token */
+    double attn_macs_s[KV_FORMAT_COUNT];           /* multiply-adds in attention of many tokens */
+    double region_s;                               /* a barrier of all threads, with nothing to do in between */
+    double value_s[OPS_TIERS];                     /* one thread: one value through a norm into a linear input */
+    double vocab_s;                                /* one thread: one logit through maximum, sum and draw */
+    int32_t n_threads;
+};
+
 struct ops {
     const char *name;         /* "cpu", "cuda" */
     bool async;
@@ -101,6 +117,11 @@ struct ops {
      * input, whose form is the backend's. */
     float *(*buffer)(struct compiled *c, buf_id b, size_t *row_bytes);
     void (*stats)(struct compiled *c, struct ops_step_stats *out);
+    /* Measure for about `seconds`; takes about 64 MB, or twice the last cache, for that time. Nothing else may run on the
+     * device. MB_NO_MEMORY. */
+    mb_status (*probe)(struct device *d, double seconds, struct ops_rates *out, mb_error *err);
+    /* The class of a weight once it is packed; MB_UNSUPPORTED as pack_bytes. */
+    mb_status (*weight_class)(struct device *d, const struct weight_source *src, enum ops_class *out, mb_error *err);
     /* One line per compiled step ("linear q4g32 x3 -> q k v [avx2]") for `doctor --plan`. */
     void (*describe_step)(struct compiled *c, int32_t i_step, char *text, size_t cap);
 

@@ -1,4 +1,4 @@
-/* library.c: the routes about models on disk: /library, /downloads, and the rest of /v1/models. What they say is made in
+/* library.c: the routes about models on disk: /library, /downloads, /fit, and the rest of /v1/models. What they say is made in
  * hub/library.c; a server without a library (an embedding program's) answers 404. */
 #include <string.h>
 
@@ -31,6 +31,16 @@ void handle_library(struct http_exchange *x)
 void handle_downloads(struct http_exchange *x)
 {
     reply_of(x, library_downloads);
+}
+
+void handle_fit(struct http_exchange *x)
+{
+    struct buf b;
+    mb_error err = { 0 };
+    const struct server_options *o = &x->s->opt;
+    buf_init(&b, 0);
+    if (o->fit) http_reply_json(x, o->fit(o->fit_ctx, &b, &err), &b, &err);
+    else http_reply_status(x, 404, "not_found", NULL, "this server does not know what its model takes");
 }
 
 /* --- starting and cancelling --- */

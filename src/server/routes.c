@@ -46,6 +46,8 @@ static const struct route_row ROWS[] = {
       .cors = CORS_API, .auth = AUTH_KEY, .spec = "API-265", .help = "the list, filtered to one id" },
     { .method = "GET", .path = "/library", .home = HOME_HOST, .handle = handle_library, .queue = QUEUE_PREPARE, .cors = CORS_API,
       .auth = AUTH_KEY, .spec = "API-285", .help = "models on disk" },
+    { .method = "GET", .path = "/fit", .home = HOME_HOST, .handle = handle_fit, .queue = QUEUE_PREPARE, .cors = CORS_API,
+      .auth = AUTH_KEY, .spec = "API-294", .help = "memory and speed of the served model, here and on other machines" },
     { .method = "GET", .path = "/downloads", .home = HOME_HOST, .handle = handle_downloads, .cors = CORS_API, .auth = AUTH_KEY,
       .spec = "API-289", .help = "the last five downloads of all processes" },
     { .method = "POST", .path = "/downloads", .home = HOME_HOST, .handle = handle_download_start, .queue = QUEUE_PREPARE,

@@ -36,6 +36,8 @@ struct server_options {            /* zero = default; strings are copied */
     uint64_t memory_budget_bytes;  /* /stats admission.memory_budget_bytes; 0 = null */
     uint64_t kv_budget_bytes;      /* /stats batch.kv_budget_bytes; 0 = null */
     bool keep_billing_header;      /* do not drop the billing line of Anthropic clients (B-079) */
+    mb_status (*fit)(void *ctx, struct buf *out, mb_error *err); /* GET /fit: the object, from any thread; NULL = 404 */
+    void *fit_ctx;
     struct library *library;       /* models on disk, hub/library.h; borrowed; NULL = none */
     bool trace;                    /* one JSON line a generation on stderr (MLX_BUN_P2R_TRACE, API-337) */
 };

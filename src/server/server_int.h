@@ -237,6 +237,7 @@ void handle_adapter_mount(struct http_exchange *x);
 void handle_adapter_unmount(struct http_exchange *x);
 void handle_embeddings(struct http_exchange *x);
 void handle_library(struct http_exchange *x);
+void handle_fit(struct http_exchange *x);
 void handle_downloads(struct http_exchange *x);
 void handle_download_start(struct http_exchange *x);
 void handle_download_cancel(struct http_exchange *x);

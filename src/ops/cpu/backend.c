@@ -27,6 +27,8 @@ const struct ops ops_cpu = {
     .run_range = cpu_run_range,
     .buffer = cpu_buffer,
     .stats = cpu_stats,
+    .probe = cpu_probe,
+    .weight_class = cpu_weight_class,
     .describe_step = cpu_describe_step,
     .backward = NULL,
 };

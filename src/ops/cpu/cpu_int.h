@@ -264,8 +264,11 @@ mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size
 mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err);
 void cpu_weight_free(struct device *d, struct weight *w);
 void cpu_chunks_free(struct device *d); /* all of them: the device closes */
+mb_status cpu_weight_class(struct device *d, const struct weight_source *src, enum ops_class *out, mb_error *err);
 int32_t cpu_act_group(const struct device *d, const struct weight *w, int32_t source_group);
 void cpu_weight_row(struct device *d, const struct weight *w, int64_t i, float *out);
+/* probe.c */
+mb_status cpu_probe(struct device *d, double seconds, struct ops_rates *out, mb_error *err);
 /* passes.c: fills passes, tiles, bounds, i_draws from the plan. MB_NO_MEMORY, MB_UNSUPPORTED (a step unknown here). */
 mb_status cpu_passes_build(struct compiled *c, mb_error *err);
 void cpu_passes_free(struct compiled *c);

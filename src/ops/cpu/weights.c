@@ -23,6 +23,18 @@ mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size
     return MB_OK;
 }
 
+mb_status cpu_weight_class(struct device *d, const struct weight_source *src, enum ops_class *out, mb_error *err)
+{
+    static const enum ops_class classes[] = { [CPU_W_Q4] = OPS_CLASS_Q4, [CPU_W_Q8] = OPS_CLASS_Q8, [CPU_W_F] = OPS_CLASS_F };
+    (void)d;
+    struct cpu_weight w;
+    struct pack_source p = to_pack_source(src);
+    mb_status st = cpu_pack_plan(&p, &w, err);
+    if (st != MB_OK) return mb_error_prefix(err, "tensor %s", src->name ? src->name : "?");
+    *out = classes[w.type];
+    return MB_OK;
+}
+
 /* --- chunks: the weights of a model side by side, so that small matrices share huge pages and a thread's stream goes on
  * from one to the next. Large ones get a chunk of their own. --- */
 
