@@ -222,7 +222,8 @@ float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k)
     float scale = src->spec.mode == QUANT_NVFP4 ? e4m3_value(sc) : e8m0_value(sc);
     const uint8_t *w = src->w;
     if (src->spec.mode == QUANT_MXFP8) return e4m3_value(w[at]) * scale;
-    return (float)(fp4_code(w[at / 2] >> (4 * (at & 1)) & 15) - 12) * 0.5f * scale;
+    float code = fp4_code(w[at / 2] >> (4 * (at & 1)) & 15);
+    return fmaf(scale * 0.5f, code, scale * -6.0f); /* as the packed form has it: a zero is +0 under a negative scale too */
 }
 
 static void row_quantised(const struct pack_source *src, const struct cpu_weight *w, int64_t row, uint8_t *block, int r)
