@@ -22,7 +22,7 @@ golden = json.loads((GOLDEN / "golden.json").read_text())
 
 def run(*args, ok=True, env=None, **kw):
     p = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=120,
-                       env={**os.environ, "MLX_BUN_CACHE": "/nonexistent", **(env or {})}, **kw)
+                       env={**os.environ, "MLX_BUN_CACHE": "/dev/null/none", **(env or {})}, **kw)
     if ok:
         assert p.returncode == 0, p.stderr
     return p
