@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "cli/cli.h"
+#include "cli/batch.h"
 
 /* What a run leaves: kept for --json. */
 struct output {
@@ -247,7 +247,7 @@ mb_status cmd_generate(const struct flags *f, const char *const *pos, int n_pos,
     struct input in = { 0 };
     struct output o;
     mb_engine *e = NULL;
-    (void)exit_status;
+    if (f->batch_file.given) return batch_generate(f, n_pos > 0 ? pos[0] : NULL, exit_status, err);
     buf_init(&in.text, 0);
     output_init(&o, f->json.b);
     mb_status st = set_request(f, &in, err);

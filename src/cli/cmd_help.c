@@ -14,16 +14,22 @@ static const struct verb verbs[] = {
       "When it is ready it prints the address, the model, how memory is divided, and a first request to try.\n\n"
       "  mlx-bun serve ~/models/SmolLM2-135M-Instruct\n"
       "  mlx-bun serve starter --port 9000 --api-key secret --host 0.0.0.0", cmd_serve },
-    { "generate", "gen", CMD_GENERATE, 1, "[MODEL] --prompt TEXT [flags]", "generate text in the terminal",
+    { "generate", "gen", CMD_GENERATE, 1, "[MODEL] --prompt TEXT | --batch-file IN --output OUT [flags]", "generate text, or answer a file of prompts",
       "Renders the prompt with the model's chat template (not with --raw), generates, and writes the text to standard output\n"
       "as it comes; reasoning goes to standard error. The prompt is taken literally: there are no escapes, \\n is a backslash\n"
       "and an n. Without --prompt, or with -, it is read from standard input.\n\n"
       "--json prints one object: text, ids (the sampled tokens with the end token), logprobs (of those tokens, each reads\n"
       "back as the same float32), finish_reason (stop or length), usage. The same model, prompt, flags and --seed give the\n"
       "same bits, whatever --batch, --prefill-chunk, --threads and --cpu-level say.\n\n"
+      "--batch-file IN answers every line of IN, several at a time, into the file --output names. A line is a JSON object with an\n"
+      "id and a prompt or messages, and may say whatever a request over HTTP may; lines of OpenAI's batch files (custom_id, url,\n"
+      "body) are taken too. The answer is one line: id, response (status_code, body), error, text. What is wrong with a line is\n"
+      "its answer. Run again, it goes on where it ended: ids that OUT has answers for are skipped, half a line at its end is cut\n"
+      "off. Exits 1 when a line failed.\n\n"
       "  mlx-bun generate starter --prompt 'Why is the sky blue?' --temp 0 --max-tokens 100\n"
       "  mlx-bun generate starter --raw --prompt 'Once upon a time' --seed 7 --json\n"
-      "  mlx-bun generate DIR --prompt-ids 1,2,3 --ignore-eos --max-tokens 20", cmd_generate },
+      "  mlx-bun generate DIR --prompt-ids 1,2,3 --ignore-eos --max-tokens 20\n"
+      "  mlx-bun generate starter --batch-file questions.jsonl --output answers.jsonl --temp 0 --max-tokens 200", cmd_generate },
     { "convert", NULL, CMD_CONVERT, 2, "MODEL -q | FILE.gguf [OUT/] [flags]", "quantise a model, or import a GGUF file",
       "Quantises a checkpoint in 16 or 32 bits, as Hugging Face has them, into the new folder OUT (default mlx_model): a folder,\n"
       "OWNER/NAME, which is fetched where it is not in the cache, or part of a name. Codes, scales and biases are those of\n"
