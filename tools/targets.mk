@@ -7,7 +7,7 @@ FUZZ_BINS = $(FUZZ_SRCS:tests/fuzz/%.c=$(BUILD)/fuzz/%)
 # What a list of suites needs: the program only where Python tests or cli sources are there to use it.
 PROGRAM   = $(if $(wildcard src/cli/main.c),$(BUILD)/mlx-bun)
 
-.PHONY: help layers report docs test test-c test-py kernels invariance fuzz asan-ubsan tsan alloc-fail install run clean
+.PHONY: help layers report docs test test-c test-py kernels invariance fuzz asan-ubsan tsan alloc-fail run clean
 
 help: ## this list
 	@echo "make                 install what is missing, build $(BUILD)/mlx-bun and $(BUILD)/libmlxbun.so"
@@ -132,18 +132,6 @@ examples: $(BUILD)/libmlxbun.a ## build the programs of examples/ into $(BUILD)/
 	@mkdir -p $(BUILD)/examples
 	@for f in examples/*.c; do \
 	    $(CC) -std=c17 $(WARN) -Iinclude $$f $< -o $(BUILD)/examples/$$(basename $$f .c) $(LDFLAGS) $(PKG_LIBS) || exit 1; done
-
-install: build ## copy program, library, headers and mlxbun.pc below $(DESTDIR)$(PREFIX)
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig \
-	    $(DESTDIR)$(PREFIX)/share/mlx-bun/fidelity
-	install -m 644 tests/golden/fidelity/texts/*.txt $(DESTDIR)$(PREFIX)/share/mlx-bun/fidelity/
-	install -m 755 $(BUILD)/mlx-bun $(DESTDIR)$(PREFIX)/bin/mlx-bun
-	install -m 644 include/mlxbun.h include/mlxbun_status.h $(DESTDIR)$(PREFIX)/include/
-	install -m 755 $(BUILD)/libmlxbun.so $(DESTDIR)$(PREFIX)/lib/libmlxbun.so.0
-	ln -sf libmlxbun.so.0 $(DESTDIR)$(PREFIX)/lib/libmlxbun.so
-	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: mlxbun' \
-	    'Description: Local language models from MLX checkpoints' 'Version: $(VERSION)' \
-	    'Libs: -L$${libdir} -lmlxbun' 'Cflags: -I$${includedir}' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/mlxbun.pc
 
 .PHONY: clients
 clients: all ## real SDKs and agents (npm, PyPI) against the server: a tool round trip and a second turn from the prefix cache each

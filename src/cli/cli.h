@@ -39,9 +39,13 @@ mb_status cmd_embed(const struct flags *f, const char *const *pos, int n_pos, in
 mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_pi(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_harness(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
+mb_status cmd_completion(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_help(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 /* What a verb prints for --help. */
 void help_print_verb(const struct verb *v);
+
+/* man.c: the manual page of a verb, or of the program (NULL). */
+void man_print(const struct verb *v);
 
 /* One line "mlx-bun: warning: ..." to stderr. */
 void cli_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -117,8 +117,14 @@ static const struct verb verbs[] = {
       "server at --port serves at that time; while no server is up it is the one that was served when the file was written.\n"
       "--remove deletes the file. Other clients: docs/clients.md.\n\n"
       "  mlx-bun harness pi && pi --provider mlx-bun --model local", cmd_harness },
-    { "help", NULL, CMD_HELP, 1, "[VERB]", "this text, or all flags of a verb", "Prints what a verb does and all its flags.",
-      cmd_help },
+    { "completion", NULL, CMD_COMPLETION, 1, "bash | zsh | fish", "completion of this command line for a shell",
+      "Prints a script that completes verbs, flags, their values and the names of models in the cache. `make install` and the\n"
+      "Debian package put it where the shells look; by hand:\n\n"
+      "  mlx-bun completion bash > ~/.local/share/bash-completion/completions/mlx-bun\n"
+      "  mlx-bun completion zsh > ~/.zfunc/_mlx-bun\n"
+      "  mlx-bun completion fish > ~/.config/fish/completions/mlx-bun.fish", cmd_completion },
+    { "help", NULL, CMD_HELP, 1, "[VERB] [--man]", "this text, or all flags of a verb", "Prints what a verb does and all its flags;\n"
+      "with --man as a manual page.\n\n  mlx-bun help serve --man | man -l -", cmd_help },
 };
 
 const struct verb *cli_verbs(size_t *n)
@@ -206,11 +212,13 @@ mb_status cmd_help(const struct flags *f, const char *const *pos, int n_pos, int
     else if (f->docs_errors.b) print_errors();
     else if (f->docs_routes.b) print_routes();
     else if (f->docs_families.b) print_families();
+    else if (n_pos == 0 && f->man.b) man_print(NULL);
     else if (n_pos == 0) help_print_verb(NULL);
     else {
         const struct verb *v = cli_verb_find(pos[0]);
         if (!v) return mb_fail(err, MB_NOT_FOUND, "there is no verb '%.40s'; mlx-bun help lists them", pos[0]);
-        help_print_verb(v);
+        if (f->man.b) man_print(v);
+        else help_print_verb(v);
     }
     return MB_OK;
 }

@@ -492,6 +492,8 @@ static const struct flag_row rows[] = {
     { .type = FLAG_STRING, .off = OFF(hf_offline), .env = "HF_HUB_OFFLINE", .commands = CMD_STORE | CMD_MODEL | CMD_CONVERT,
       .note = "1, true, yes or on: the hub is never asked." },
 
+    { .name = "man", .type = FLAG_BOOL, .off = OFF(man), .commands = CMD_HELP, .help = "as a manual page, for man -l -" },
+
     /* --- hidden: makers of documents and test hooks (no help text) --- */
     { .name = "docs", .type = FLAG_BOOL, .off = OFF(docs), .commands = CMD_HELP },
     { .name = "docs-errors", .type = FLAG_BOOL, .off = OFF(docs_errors), .commands = CMD_HELP },

@@ -30,7 +30,7 @@ struct flags {
     struct flag_value prompt, prompt_ids, system, messages, tools, raw, json, origin, plan, fidelity, texts, full, ids, text;
     struct flag_value instruction, dimensions, ctx, skus, measure, batch_file, output;
     struct flag_value prompt_tokens, tokens, repeat, run, reference_prefill; /* benchmark */
-    struct flag_value starter, wheel, python, cache_dir, home, xdg_cache_home, log_level, quiet, help, docs, docs_errors, docs_routes, docs_families;
+    struct flag_value starter, wheel, python, cache_dir, home, xdg_cache_home, log_level, quiet, help, docs, docs_errors, docs_routes, docs_families, man;
     /* models on disk: get, scan, ls, rm, gc */
     struct flag_value revision, all, verify, lock, locked, lock_file, parallel, retries, yes, dry_run, force, all_revisions, vision;
     struct flag_value max_size, remove, path, hf_hub_cache, hf_home, hf_endpoint, hf_token, hf_token_path, hf_offline;
