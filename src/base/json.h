@@ -25,6 +25,12 @@ enum json_read_flags {
 
 /* Parse text of len bytes. *out is a new reference (json_decref), NULL on failure. MB_BAD_FORMAT, MB_NO_MEMORY. */
 mb_status json_read(json_t **out, const char *text, size_t len, int flags, mb_error *err);
+/* What json_read would take of memory for its tree, at most and at its peak, and the text's bytes without blanks between
+ * values: for texts of strangers, whose trees can be fifty times as large as they are. Any bytes; reads them once. */
+struct json_weight {
+    size_t tree_bytes, text_bytes;
+};
+struct json_weight json_weigh(const char *text, size_t len);
 /* Read and parse a whole file of at most limit_bytes. Errors name the path. */
 mb_status json_read_file(json_t **out, const char *path, size_t limit_bytes, mb_error *err);
 

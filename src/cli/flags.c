@@ -51,7 +51,7 @@ static const struct flag_row rows[] = {
       .help = "show Anthropic clients' x-anthropic-billing-header line to the model", .spec = "B-079",
       .note = "It differs from call to call; without this flag it is dropped, or the prefix cache would never find a prompt again." },
     { .name = "body-memory", .type = FLAG_BYTES_MB, .off = OFF(body_memory), .dflt = "512", .min = 1, .max = 1e6,
-      .commands = CMD_SERVE, .unit = "MB", .help = "memory for request bodies above 1 MB together; more are answered 503" },
+      .commands = CMD_SERVE, .unit = "MB", .help = "memory for request bodies and what is made of them, together; what does not fit is answered 503 or 413" },
     { .name = "client-timeout", .type = FLAG_NUMBER, .off = OFF(client_timeout), .dflt = "60", .min = 1, .max = 86400,
       .commands = CMD_SERVE, .unit = "S", .help = "end a generation whose client has not read for so long" },
     { .name = "no-open", .type = FLAG_BOOL, .off = OFF(no_open), .commands = CMD_SERVE, .isolate = ISOLATE_PARENT,

@@ -53,6 +53,7 @@ static void *embed_main(void *ctx)
         pthread_mutex_unlock(&w->lock);
         run(e.x, e.req);
         api_embed_close(e.req);
+        body_lower(e.x, 0);
         exchange_unref(e.x);
     }
     pthread_mutex_unlock(&w->lock);

@@ -35,7 +35,7 @@ void exchange_unref(struct http_exchange *x)
     gen_close(x->gen);
     api_render_close(x->render);
     api_request_close(x->req);
-    body_release(x);
+    memory_release(x);
     buf_free(&x->body);
     buf_free(&x->reply);
     buf_free(&x->out);
@@ -62,6 +62,11 @@ void exchange_count(struct server *s, int status)
 
 void http_reply(struct http_exchange *x, int status, const char *content_type, struct buf *body)
 {
+    if (body->len > BODY_SMALL_BYTES && !reply_book(x, body->len)) {
+        buf_free(body);
+        http_reply_status(x, 503, "body_memory", NULL, "answers and bodies in work fill the memory set by --body-memory; try again later");
+        return;
+    }
     pthread_mutex_lock(&x->lock);
     if (!x->reply_ready && !x->stream_open) {
         x->status = status;

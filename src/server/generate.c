@@ -157,6 +157,7 @@ static bool take(struct http_exchange *x, const struct gen_event *ev, struct buf
         return true;
     }
     if (ev->type == GEN_EV_START) {
+        body_lower(x, x->body_kept);
         x->n_done = ev->u.start.n_cached;
         x->n_total = ev->u.start.n_prompt;
     }

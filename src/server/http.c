@@ -53,17 +53,64 @@ static void keep_query(struct http_exchange *x)
 
 /* --- headers --- */
 struct header_census {
-    int n_hosts, n_lengths;
+    int n_hosts, n_lengths, n_encodings;
+    bool malformed;                /* a name that is none, or bytes that are in no name and no value */
+    const char *end;               /* behind the value that was seen last; NULL: the first is to come */
 };
 
-static enum MHD_Result count_header(void *ctx, enum MHD_ValueKind kind, const char *key, const char *value)
+/* The library hands headers out as C strings that lie where they were read, so a NUL hides what is behind it in its line, and a
+ * line that begins with one, or with a colon, ends the headers for it. Between a value and the next name (or the end) there are
+ * line ends alone, zeroed, and blanks. */
+static bool only_line_ends(const char *from, const char *to, int n_most)
+{
+    if ((uintptr_t)to < (uintptr_t)from || (size_t)((uintptr_t)to - (uintptr_t)from) > CONN_POOL_BYTES) return false;
+    for (; from < to; from++) {
+        if (*from != '\0' && !strchr(" \t\r\n", *from)) return false;
+        if (*from != ' ' && *from != '\t' && n_most-- == 0) return false;
+    }
+    return true;
+}
+
+/* RFC 9110's token: what a name is made of. */
+static bool is_name(const char *s, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)s[i] | 0x20;
+        if (!(c >= 'a' && c <= 'z') && !(s[i] >= '0' && s[i] <= '9') && (!s[i] || !strchr("!#$%&'*+-.^_`|~", s[i]))) return false;
+    }
+    return len > 0;
+}
+
+static enum MHD_Result count_header(void *ctx, enum MHD_ValueKind kind, const char *key, size_t key_len, const char *value,
+                                    size_t value_len)
 {
     struct header_census *c = ctx;
     (void)kind;
-    (void)value;
+    if (!is_name(key, key_len) || !value || (c->end && !only_line_ends(c->end, key, 2))) c->malformed = true;
+    if (value) c->end = value + value_len;
     if (strcasecmp(key, "Host") == 0) c->n_hosts++;
     if (strcasecmp(key, "Content-Length") == 0) c->n_lengths++;
+    if (strcasecmp(key, "Transfer-Encoding") == 0) c->n_encodings++;
     return MHD_YES;
+}
+
+/* What a proxy in front of us may read in another way than we do: where this request ends, or to whom it goes. Answered at once
+ * and the connection closed, so that nothing behind it is taken for a request. */
+static bool check_framing(struct http_exchange *x, const struct header_census *n, const char *method, const char *version)
+{
+    const union MHD_ConnectionInfo *size = MHD_get_connection_info(x->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    bool whole = !n->end || (size && only_line_ends(n->end, method + size->header_size, 4));
+    const char *why = NULL;
+    if (strncmp(version, "HTTP/1.", 7) != 0) why = "the request line is not METHOD PATH HTTP/1.1";
+    else if (n->malformed || !whole) why = "a header is not of the form NAME: VALUE";
+    else if (n->n_lengths > 1) why = "more than one Content-Length header";
+    else if (n->n_encodings > 1) why = "more than one Transfer-Encoding header";
+    else if (n->n_encodings && n->n_lengths) why = "Content-Length and Transfer-Encoding in one request";
+    else if (n->n_encodings && strcmp(version, "HTTP/1.1") != 0) why = "Transfer-Encoding needs HTTP/1.1";
+    if (!why) return true;
+    x->close = true;
+    http_reply_status(x, 400, NULL, NULL, why);
+    return false;
 }
 
 static void set_request_id(struct http_exchange *x)
@@ -168,6 +215,7 @@ static bool check_body(struct http_exchange *x, size_t len, bool known)
     const char *te = header(x, "Transfer-Encoding"), *ce = header(x, "Content-Encoding");
     char text[128];
     if (te && strcasecmp(te, "chunked") != 0) {
+        x->close = true;
         http_reply_status(x, 501, NULL, NULL, "the only Transfer-Encoding is chunked");
         return false;
     }
@@ -189,20 +237,17 @@ static bool check_body(struct http_exchange *x, size_t len, bool known)
 }
 
 /* Everything that can be said from the headers alone; an answer is set when something is wrong. */
-static void check_headers(struct http_exchange *x, const char *method, const char *path, size_t len, bool known)
+static void check_headers(struct http_exchange *x, const char *method, const char *path, const char *version, size_t len,
+                          bool known)
 {
     struct header_census n = { 0 };
     const char *host = header(x, "Host"), *expect = header(x, "Expect");
-    MHD_get_connection_values(x->mhd, MHD_HEADER_KIND, count_header, &n);
+    MHD_get_connection_values_n(x->mhd, MHD_HEADER_KIND, count_header, &n);
     const char *trace = header(x, "x-mlx-bun-trace-id");
     x->dialect = route_dialect(path);
     if (trace) snprintf(x->trace_id, sizeof x->trace_id, "%s", trace);
     set_request_id(x);
-    if (n.n_lengths > 1) {
-        x->close = true;
-        http_reply_status(x, 400, NULL, NULL, "more than one Content-Length header");
-        return;
-    }
+    if (!check_framing(x, &n, method, version)) return;
     if (!host_check(x, host, n.n_hosts)) return;
     if (!origin_check(x, header(x, "Origin"), host)) return;
     if (preflight(x, method)) return;
@@ -334,7 +379,8 @@ static int64_t body_deadline_ms(const struct http_exchange *x, size_t len, bool 
     return known && fair < most ? fair : most;
 }
 
-static enum MHD_Result begin(struct server *s, struct MHD_Connection *c, const char *path, const char *method, void **con)
+static enum MHD_Result begin(struct server *s, struct MHD_Connection *c, const char *path, const char *method,
+                             const char *version, void **con)
 {
     struct http_exchange *x = exchange_new(s);
     size_t len;
@@ -342,10 +388,11 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *c, const c
     if (!x) return MHD_NO;
     *con = x;
     x->mhd = c;
+    x->chunked = strcmp(version, "HTTP/1.1") == 0;
     x->conn = *(void **)MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     x->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     bool body = body_expected(x, &len, &known);
-    check_headers(x, method, path, len, known);
+    check_headers(x, method, path, version, len, known);
     conn_set(s, x->conn, CONN_BODY, body_deadline_ms(x, len, known));
     if (!has_answer(x)) return MHD_YES;
     if (!body || x->close || header(x, "Expect") || (known && len > DISCARD_MAX_BYTES)) return answer(x);
@@ -364,7 +411,7 @@ static enum MHD_Result receive(struct http_exchange *x, const char *data, size_t
     }
     if (!x->discard && !body_book(x, x->body.len + len)) x->discard = true;
     if (x->discard) {
-        if (x->body.data) buf_free(&x->body), buf_init(&x->body, 0), body_release(x);
+        if (x->body.data) buf_free(&x->body), buf_init(&x->body, 0), body_lower(x, 0);
         x->n_discarded += len;
         return x->n_discarded > DISCARD_MAX_BYTES ? MHD_NO : MHD_YES;
     }
@@ -396,9 +443,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
 {
     struct http_exchange *x = *con;
     if (!x) {
-        enum MHD_Result ok = begin(cls, c, path, method, con);
-        if (*con) ((struct http_exchange *)*con)->chunked = strcmp(version, "HTTP/1.1") == 0;
-        return ok;
+        return begin(cls, c, path, method, version, con);
     }
     if (*len > 0) {
         enum MHD_Result ok = receive(x, data, *len);
@@ -410,7 +455,14 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
         if (!x->dispatched) conn_set(x->s, x->conn, CONN_BUSY, 0);
         return answer(x);
     }
-    return x->dispatched ? MHD_YES : dispatch(x);
+    if (x->dispatched) return MHD_YES;
+    /* The library calls once more at once. A connection that is suspended in the call that saw the last byte is read from when it
+     * goes on, before the answer is asked for, and a FIN found then ends it: B-043 d would not hold. */
+    if (x->route->queue != QUEUE_NONE && !x->settled) {
+        x->settled = true;
+        return MHD_YES;
+    }
+    return dispatch(x);
 }
 
 static void on_completed(void *cls, struct MHD_Connection *c, void **con, enum MHD_RequestTerminationCode why)
@@ -488,7 +540,7 @@ mb_status http_start(struct server *s, mb_error *err)
                                  MHD_OPTION_UNESCAPE_CALLBACK, keep_escaped, NULL,
                                  MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->max_conns + 16,
                                  MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)INACTIVITY_S,
-                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(64 * 1024),
+                                 MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONN_POOL_BYTES,
                                  MHD_OPTION_END);
     return s->daemon ? MB_OK : mb_fail(err, MB_IO, "the HTTP server did not start");
 }

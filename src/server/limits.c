@@ -5,40 +5,96 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include "base/json.h"
 #include "server/server_int.h"
 
 /* A route without a body still takes (and throws away) a small one. */
 size_t body_limit(const struct http_exchange *x)
 {
-    size_t row = x->route && x->route->body_limit_bytes ? x->route->body_limit_bytes : BODY_COUNTED_BYTES;
+    size_t row = x->route && x->route->body_limit_bytes ? x->route->body_limit_bytes : BODY_UNWANTED_BYTES;
     return row < x->s->opt.body_limit_bytes ? row : x->s->opt.body_limit_bytes;
 }
 
-/* --- memory of bodies: what is above 1 MB is booked --- */
+/* --- memory that strangers can make us take: one budget, --body-memory ---
+ *
+ * It holds bodies, what is made of them (trees, copies, prompts), answers that wait for their readers, and the buffers of
+ * connections. An eighth of it is kept for small bodies, so that large ones never keep an ordinary question out. */
+static size_t budget(const struct server *s, bool small)
+{
+    size_t all = s->opt.body_memory_bytes;
+    return small ? all : all - all / 8;
+}
+
+/* Bytes of connections' buffers; they never take more than half. */
+static size_t pools_locked(const struct server *s)
+{
+    size_t n = (size_t)s->n_conns * CONN_POOL_BYTES, half = s->opt.body_memory_bytes / 2;
+    return n < half ? n : half;
+}
+
+static bool book(struct server *s, size_t *mine, size_t total_bytes)
+{
+    if (total_bytes <= *mine) return true;
+    size_t more = total_bytes - *mine;
+    bool ok = s->body_memory + pools_locked(s) + more <= budget(s, total_bytes <= BODY_SMALL_BYTES);
+    if (!ok) return false;
+    s->body_memory += more;
+    *mine = total_bytes;
+    return true;
+}
+
 bool body_book(struct http_exchange *x, size_t total_bytes)
 {
-    struct server *s = x->s;
-    if (total_bytes <= BODY_COUNTED_BYTES || total_bytes <= x->body_counted) return true;
-    pthread_mutex_lock(&s->lock);
-    size_t more = total_bytes - x->body_counted;
-    bool ok = s->body_memory + more <= s->opt.body_memory_bytes;
-    if (ok) {
-        s->body_memory += more;
-        x->body_counted = total_bytes;
-    }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_lock(&x->s->lock);
+    bool ok = book(x->s, &x->body_counted, total_bytes);
+    pthread_mutex_unlock(&x->s->lock);
     if (!ok)
         http_reply_status(x, 503, "body_memory", NULL,
                           "request bodies in work fill the memory set by --body-memory; try again later");
     return ok;
 }
 
-void body_release(struct http_exchange *x)
+bool reply_book(struct http_exchange *x, size_t total_bytes)
 {
     pthread_mutex_lock(&x->s->lock);
-    x->s->body_memory -= x->body_counted;
-    x->body_counted = 0;
+    bool ok = book(x->s, &x->reply_counted, total_bytes);
     pthread_mutex_unlock(&x->s->lock);
+    return ok;
+}
+
+void body_lower(struct http_exchange *x, size_t total_bytes)
+{
+    pthread_mutex_lock(&x->s->lock);
+    if (total_bytes < x->body_counted) {
+        x->s->body_memory -= x->body_counted - total_bytes;
+        x->body_counted = total_bytes;
+    }
+    pthread_mutex_unlock(&x->s->lock);
+}
+
+void memory_release(struct http_exchange *x)
+{
+    body_lower(x, 0);
+    pthread_mutex_lock(&x->s->lock);
+    x->s->body_memory -= x->reply_counted;
+    x->reply_counted = 0;
+    pthread_mutex_unlock(&x->s->lock);
+}
+
+/* The tree is there twice for a moment: the request's, and the messages' once more while the prompt is made. Copies: of the
+ * messages as text, of the job, of the prompt. The job and the prompt stay until the generation ends. */
+bool body_weigh(struct http_exchange *x)
+{
+    char text[256];
+    if (x->body.len <= BODY_SMALL_BYTES) return true;
+    struct json_weight w = json_weigh(x->body.data, x->body.len);
+    size_t need = x->body.len + 2 * w.tree_bytes + 3 * w.text_bytes;
+    x->body_kept = 2 * w.text_bytes;
+    if (need <= budget(x->s, false)) return body_book(x, need);
+    snprintf(text, sizeof text, "the body has %zu bytes and would take up to %zu of memory to work on, more than --body-memory leaves "
+             "for one (%zu); send less or raise it", x->body.len, need, budget(x->s, false));
+    http_reply_status(x, 413, "too_large", NULL, text);
+    return false;
 }
 
 /* --- content-encoding: decoded on a worker, in pieces, against the same ceilings --- */

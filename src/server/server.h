@@ -25,7 +25,7 @@ struct server_options {            /* zero = default; strings are copied */
     const char *const *allow_origins; /* "https://x.test"; "*" = any */
     int32_t n_allow_origins;
     size_t body_limit_bytes;       /* of one body, decoded; 0 = 256 MB (Q63) */
-    size_t body_memory_bytes;      /* of all bodies above 1 MB; 0 = 512 MB, then 503 */
+    size_t body_memory_bytes;      /* of all bodies, what is made of them, and unread answers; 0 = 512 MB, then 503 */
     int32_t n_workers;             /* request workers; 0 = 2 */
     int32_t worker_queue;          /* parsed at most so many waiting requests; 0 = 64, then 429 */
     int32_t max_connections;       /* 0 = 4096, bounded by RLIMIT_NOFILE, which is raised to it */

@@ -23,9 +23,11 @@
 #include "server/routes.h"
 #include "server/server.h"
 
-#define BODY_COUNTED_BYTES ((size_t)1 << 20)  /* bodies above this count against body_memory */
-#define OUT_HIGH_BYTES ((size_t)256 << 10)    /* unsent bytes of a stream above which its events wait */
-#define OUT_LOW_BYTES ((size_t)64 << 10)
+#define CONN_POOL_BYTES ((size_t)64 << 10)    /* what a connection may take for its headers */
+#define BODY_SMALL_BYTES ((size_t)64 << 10)   /* bodies up to here may take the reserve of body_memory (limits.c) */
+#define BODY_UNWANTED_BYTES ((size_t)1 << 20) /* of a body that the route does not want */
+#define OUT_HIGH_BYTES ((size_t)64 << 10)     /* unsent bytes of a stream above which its events wait */
+#define OUT_LOW_BYTES ((size_t)16 << 10)
 
 enum conn_phase { CONN_IDLE = 0, CONN_BODY, CONN_BUSY };
 
@@ -67,9 +69,11 @@ struct http_exchange {
     bool foreign_origin;
     char encoding[8];              /* "", "gzip", "zstd" */
     struct buf body;
-    size_t body_counted;           /* bytes booked in server.body_memory */
+    size_t body_counted;           /* bytes booked in server.body_memory, for the body and what is made of it; server.lock */
+    size_t body_kept;              /* of them, those that a generation holds to its end; written before it starts */
+    size_t reply_counted;          /* the same for an answer that waits for its reader; server.lock */
     size_t n_discarded;
-    bool discard, dispatched, answered;
+    bool discard, settled, dispatched, answered;
     bool close;              /* where this request ends is in doubt: nothing after it on this connection */
 
     /* the answer; guarded by lock */
@@ -123,7 +127,7 @@ struct server {
     int32_t n_conns, max_conns;
     struct http_exchange *all;
     int32_t n_active;              /* exchanges */
-    size_t body_memory;            /* booked */
+    size_t body_memory;            /* booked by exchanges (limits.c) */
     uint64_t n_requests, n_status[6]; /* by hundreds */
     bool stopping;                 /* no new requests */
     bool cutting;                  /* running ones are cut off */
@@ -177,11 +181,14 @@ bool origin_check(struct http_exchange *x, const char *origin, const char *host)
 bool key_check(struct http_exchange *x, const char *authorization, const char *x_api_key);
 bool host_is_loopback(const char *host, size_t len);
 
-/* limits.c */
+/* limits.c; false: an error has been set */
 size_t body_limit(const struct http_exchange *x);            /* of this route */
-bool body_book(struct http_exchange *x, size_t total_bytes); /* false: 503 has been set */
-void body_release(struct http_exchange *x);
-bool body_decode(struct http_exchange *x);                   /* content-encoding; false: an error has been set */
+bool body_book(struct http_exchange *x, size_t total_bytes);
+bool body_decode(struct http_exchange *x);                   /* content-encoding */
+bool body_weigh(struct http_exchange *x);                    /* book what working on the body will take */
+void body_lower(struct http_exchange *x, size_t total_bytes); /* book no more than this */
+bool reply_book(struct http_exchange *x, size_t total_bytes); /* false: no room, and no error set */
+void memory_release(struct http_exchange *x);                /* all that x has booked */
 int32_t limits_connections(int32_t wanted);
 
 /* conns.c: the table of connections; any thread */

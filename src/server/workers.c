@@ -5,6 +5,8 @@
 #include "base/threads.h"
 #include "server/server_int.h"
 
+#define TRIM_BYTES ((size_t)1 << 20) /* parse trees of bodies above this leave holes worth giving back */
+
 bool work_push(struct http_exchange *x)
 {
     struct server *s = x->s;
@@ -42,12 +44,15 @@ static void work_one(struct http_exchange *x)
     pthread_mutex_lock(&x->lock);
     bool gone = x->gone || x->hung_up;
     pthread_mutex_unlock(&x->lock);
-    size_t body_bytes = x->body.len;
-    if (!gone && body_decode(x)) x->route->handle(x);
+    if (!gone && body_decode(x) && body_weigh(x)) x->route->handle(x);
+    size_t counted = x->body.len;
     buf_free(&x->body);
     buf_init(&x->body, 0);
-    body_release(x);
-    if (body_bytes > (8u << 20)) malloc_trim(0); /* parse trees of big bodies leave holes */
+    pthread_mutex_lock(&x->lock);
+    bool answered = x->reply_ready;
+    pthread_mutex_unlock(&x->lock);
+    if (answered) body_lower(x, 0); /* else it is worked on: generate.c and embeddings.c lower it */
+    if (counted > TRIM_BYTES) malloc_trim(0);
     exchange_unref(x);
 }
 

@@ -52,9 +52,10 @@ def run(*args, **env):
 class Server:
     """`mlx-bun serve MODEL --port 0 FLAGS...`, ready when the constructor returns. Use with `with`, or stop() it."""
 
-    def __init__(self, *flags, model=LLAMA, env=None):
+    def __init__(self, *flags, model=LLAMA, env=None, under=()):
+        """under: a command in front, such as prlimit."""
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen([PROGRAM, "serve", str(model), "--port", "0", *map(str, flags)],
+        self.process = subprocess.Popen([*under, PROGRAM, "serve", str(model), "--port", "0", *map(str, flags)],
                                         stdout=subprocess.PIPE, stderr=self.errors, text=True, env=clean_env(**(env or {})))
         self.card = ""
         for line in self.process.stdout:
