@@ -9,11 +9,14 @@
 
 #include <string.h>
 
+#include "chat/reasoning_int.h"
+
 static const struct reasoning_tags TAGS[] = {
-    { "<think>", "</think>" },
-    { "[THINK]", "[/THINK]" },
-    { "<seed:think>", "</seed:think>" },
-    { "<thinking>", "</thinking>" },
+    { "<think>", "</think>", false },
+    { "[THINK]", "[/THINK]", false },
+    { "<seed:think>", "</seed:think>", false },
+    { "<thinking>", "</thinking>", false },
+    { "<|channel|>", "<|end|>", true },
 };
 
 const struct reasoning_tags *reasoning_tags_all(size_t *n)
@@ -29,7 +32,7 @@ const struct reasoning_tags *reasoning_tags_pick(const char *template_source,
     const struct reasoning_tags *t = reasoning_tags_all(&n);
     *named = true;
     for (size_t i = 0; i < n; i++)
-        if (template_source && strstr(template_source, t[i].close)) return &t[i];
+        if (template_source && strstr(template_source, t[i].channels ? t[i].open : t[i].close)) return &t[i];
     for (size_t i = 0; i < n; i++)
         if (has_token && has_token(ctx, t[i].open) && has_token(ctx, t[i].close)) return &t[i];
     *named = false;
@@ -45,33 +48,39 @@ static size_t last_end(const char *text, size_t len, const char *tag)
     return 0;
 }
 
-bool reasoning_is_open(const struct reasoning_tags *tags, const char *text, size_t len)
+const char *reasoning_sign(const struct reasoning_tags *tags, size_t i)
 {
-    return last_end(text, len, tags->open) > last_end(text, len, tags->close);
+    return tags->channels ? channels_sign(i) : i == 0 ? tags->open : i == 1 ? tags->close : NULL;
+}
+
+enum reasoning_start reasoning_start(const struct reasoning_tags *tags, const char *text, size_t len)
+{
+    if (tags->channels) return channels_start(text, len);
+    return last_end(text, len, tags->open) > last_end(text, len, tags->close) ? REASONING_THOUGHT : REASONING_ANSWER;
 }
 
 bool reasoning_is_closed(const struct reasoning_tags *tags, const char *text, size_t len)
 {
-    return last_end(text, len, tags->close) > last_end(text, len, tags->open);
+    return !tags->channels && last_end(text, len, tags->close) > last_end(text, len, tags->open);
 }
 
-void reasoning_init(struct reasoning *r, const struct reasoning_tags *tags, bool by_text, bool starts_inside,
+void reasoning_init(struct reasoning *r, const struct reasoning_tags *tags, bool by_text, enum reasoning_start start,
                     reasoning_emit_fn emit, void *ctx)
 {
     memset(r, 0, sizeof *r);
     r->tags = tags;
     r->by_text = by_text;
-    r->inside = starts_inside;
-    r->fresh = starts_inside;
-    r->from_prompt = starts_inside;
+    r->inside = r->fresh = r->from_prompt = start == REASONING_THOUGHT;
     r->emit = emit;
     r->ctx = ctx;
     markdown_init(&r->code);
     buf_init(&r->out, 0);
+    if (tags->channels) channels_init(r, start);
 }
 
 void reasoning_free(struct reasoning *r)
 {
+    buf_free(&r->header);
     buf_free(&r->out);
 }
 
@@ -80,7 +89,7 @@ mb_status reasoning_status(const struct reasoning *r)
     return r->out.failed;
 }
 
-static void flush(struct reasoning *r)
+void reasoning_flush(struct reasoning *r)
 {
     if (r->out.failed || r->out.len == 0) return;
     r->emit(r->ctx, r->inside, r->out.data, r->out.len);
@@ -115,7 +124,7 @@ static void put_str(struct reasoning *r, const char *s, size_t len)
 static void marker(struct reasoning *r, bool inside)
 {
     r->n_newline = 0;
-    flush(r);
+    reasoning_flush(r);
     r->inside = inside;
     r->fresh = true;
     r->from_prompt = false;
@@ -139,16 +148,12 @@ static void saw_close(struct reasoning *r)
     else marker(r, false);
 }
 
-void reasoning_open(struct reasoning *r)
+void reasoning_marker(struct reasoning *r, size_t i)
 {
-    saw_open(r);
-    flush(r);
-}
-
-void reasoning_close(struct reasoning *r)
-{
-    saw_close(r);
-    flush(r);
+    if (r->tags->channels) channels_marker(r, i);
+    else if (i == 0) saw_open(r);
+    else saw_close(r);
+    reasoning_flush(r);
 }
 
 /* --- tags searched in text --- */
@@ -200,14 +205,25 @@ static void feed(struct reasoning *r, char c)
 
 void reasoning_text(struct reasoning *r, const char *text, size_t len)
 {
-    if (r->by_text) for (size_t i = 0; i < len; i++) feed(r, text[i]);
-    else put_str(r, text, len);
-    flush(r);
+    bool channels = r->tags->channels;
+    for (size_t i = 0; r->by_text && i < len; i++) {
+        if (channels) channels_feed(r, text[i]);
+        else feed(r, text[i]);
+    }
+    if (!r->by_text && channels) channels_put(r, text, len);
+    else if (!r->by_text) put_str(r, text, len);
+    reasoning_flush(r);
 }
 
 void reasoning_finish(struct reasoning *r)
 {
-    let_go(r);
+    if (r->tags->channels) {
+        size_t n = r->n_held;
+        r->n_held = 0;
+        channels_put(r, r->held, n);
+    } else {
+        let_go(r);
+    }
     for (; r->n_newline > 0; r->n_newline--) buf_append_char(&r->out, '\n');
-    flush(r);
+    reasoning_flush(r);
 }

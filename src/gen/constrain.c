@@ -6,6 +6,7 @@
  *   a constraint, no tools                 the constraint as it is
  *   a constraint and tools to choose from  either of the two
  *   strict tools to choose from            a second grammar, of one call, from its opening sign on (limit.c)
+ *   where answers have headers             a frame around either, from the first token on, and the constraint as it is
  *
  * A constraint that is wrong is an error. One that cannot be enforced is one under `strict`; else what can be is, and the
  * prompt and the warning name the rest. */
@@ -20,6 +21,7 @@
 void constrain_free(struct constraint_plan *p)
 {
     grammar_unref(p->grammar);
+    grammar_unref(p->frame);
     grammar_unref(p->call);
     buf_free(&p->note);
     buf_free(&p->warning);
@@ -109,6 +111,11 @@ static mb_status write_source(const struct gen_engine *g, const struct gen_reque
                                       .parallel = r->parallel_tools != GIVEN_FALSE, .has_token = renderer_has_token,
                                       .ctx = g->text };
     bool one = !is_forced(r) && r->constraint.kind == CONSTRAINT_NONE;
+    if (tool_family_has_frame(g->text->family)) {
+        tool_grammar_frame(b, is_forced(r) ? FRAME_NO_FINAL : one ? FRAME_FREE : FRAME_ANSWER, tools->n > 0);
+        if (tools->n) tool_grammar_write(b, g->text->family, tools, &o);
+        return buf_status(b, "grammar", err);
+    }
     buf_append_str(b, one ? "root ::= call" : "root ::= calls");
     if (!is_forced(r) && !one) {
         buf_append_str(b, " | ");
@@ -191,11 +198,11 @@ static mb_status check_strict_tools(struct gen_engine *g, const struct tool_set 
 }
 
 /* What a compile that went on without it left out. */
-static void name_unenforced(struct constraint_plan *p, const struct gen_request *r)
+static void name_unenforced(struct constraint_plan *p, const struct grammar *g, const struct gen_request *r)
 {
-    size_t n = grammar_n_unenforced(p->grammar);
+    size_t n = grammar_n_unenforced(g);
     for (size_t i = 0; i < n && i < 8; i++) {
-        const struct grammar_unenforced *u = grammar_unenforced_get(p->grammar, i);
+        const struct grammar_unenforced *u = grammar_unenforced_get(g, i);
         char text[320];
         snprintf(text, sizeof text, "%.60s at %.200s", u->keyword, u->path);
         warn(p, "structured output not enforced: ", text);
@@ -212,6 +219,16 @@ static mb_status combine(struct gen_engine *g, const struct gen_request *r, cons
     if (st == MB_OK) st = compile(g, GRAMMAR_EBNF, b.data, false, out, err);
     buf_free(&b);
     return st;
+}
+
+/* The markers of headers must be tokens: a header in plain text could not be told from the answer it is about. */
+static mb_status make_frame(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+                            struct constraint_plan *p, mb_error *err)
+{
+    if (g->text->n_sign_ids == 0)
+        return mb_fail(err, MB_UNSUPPORTED, "the vocabulary of this model lacks the tokens that its template writes");
+    p->forced = is_forced(r);
+    return combine(g, r, tools, &p->frame, err);
 }
 
 static mb_status check_choice(const struct gen_request *r, const struct tool_set *tools, mb_error *err)
@@ -231,15 +248,19 @@ static mb_status make_grammar(struct gen_engine *g, const struct gen_request *r,
     mb_error why = { 0 };
     bool alone = tools->n == 0 && !is_forced(r);
     mb_status st = is_forced(r) ? MB_OK : compile_answer(g, &r->constraint, &p->grammar, &why);
-    if (st == MB_OK && !alone) {
+    if (st == MB_OK && tool_family_has_frame(g->text->family)) {
+        st = make_frame(g, r, tools, p, &why);
+    } else if (st == MB_OK && !alone) {
         grammar_unref(p->grammar);
         p->grammar = NULL;
         st = combine(g, r, tools, &p->grammar, &why);
     }
     if (st == MB_OK) {
-        name_unenforced(p, r);
+        name_unenforced(p, p->grammar ? p->grammar : p->frame, r);
         return MB_OK;
     }
+    grammar_unref(p->grammar);
+    p->grammar = NULL;
     if ((st == MB_UNSUPPORTED || st == MB_TOO_LARGE) && (is_forced(r) || !r->constraint.strict)) {
         degrade(p, r, why.text);
         return MB_OK;
@@ -256,7 +277,8 @@ static mb_status make_call_grammar(struct gen_engine *g, const struct gen_reques
     bool strict = false;
     for (size_t i = 0; i < tools->n; i++) strict = strict || tools->tools[i].strict;
     if (!strict) return MB_OK;
-    mb_status st = combine(g, r, tools, &p->call, &why);
+    bool framed = tool_family_has_frame(g->text->family);
+    mb_status st = framed ? make_frame(g, r, tools, p, &why) : combine(g, r, tools, &p->call, &why);
     if (st == MB_UNSUPPORTED || st == MB_TOO_LARGE) {
         warn(p, "strict tools not enforced: ", why.text);
         return MB_OK;

@@ -88,6 +88,14 @@ static mb_status add_newlines(struct gen_engine *g, struct id_set *s, mb_error *
     return MB_OK;
 }
 
+/* Messages with headers: an answer ends with one of two signs, whether the files name them or not. */
+static void add_channel_ends(const struct gen_engine *g, struct id_set *s)
+{
+    static const char *const ends[] = { "<|return|>", "<|call|>" };
+    if (!g->text->tags->channels || g->text->n_sign_ids == 0) return;
+    for (size_t i = 0; i < 2; i++) add_id(s, tokenizer_id(g->text->tok, ends[i], strlen(ends[i])));
+}
+
 /* What closes a thought: the marker token, or the tag as ordinary tokens. */
 static mb_status keep_close_ids(struct gen_engine *g, mb_error *err)
 {
@@ -114,6 +122,7 @@ mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err)
     add_ids_of(&ends, json_object_get(json_object_get(config, "text_config"), "eos_token_id"));
     add_ids_of(&ends, json_object_get(gc, "eos_token_id"));
     add_id(&ends, tokenizer_eos_id(g->text->tok));
+    add_channel_ends(g, &ends);
     MB_TRY_GOTO(st, keep_ids(g, &ends, &g->end_ids, &g->n_end_ids, err), done);
     MB_TRY_GOTO(st, add_newlines(g, &ends, err), done);
     MB_TRY_GOTO(st, keep_ids(g, &ends, &g->xtc_exempt, &g->n_xtc_exempt, err), done);

@@ -65,17 +65,17 @@ static void feed_text(struct gen_choice *c)
 static void feed_id(struct gen_choice *c, int32_t id)
 {
     const struct gen_renderer *t = c->s->g->text;
-    bool is_marker = !c->s->req.raw_split && t->open_id >= 0 && (id == t->open_id || id == t->close_id);
+    int32_t i_sign = c->s->req.raw_split ? t->n_sign_ids : 0;
+    while (i_sign < t->n_sign_ids && t->sign_ids[i_sign] != id) i_sign++;
     buf_clear(&c->text);
-    if (!is_marker) {
+    if (i_sign == t->n_sign_ids) {
         detok_push(&c->detok, id, &c->text);
         feed_text(c);
         return;
     }
     detok_finish(&c->detok, &c->text);
     feed_text(c);
-    if (id == t->open_id) reasoning_open(&c->split);
-    else reasoning_close(&c->split);
+    reasoning_marker(&c->split, (size_t)i_sign);
 }
 
 static void push_token(struct gen_choice *c, const struct draw *d, bool is_end)
@@ -219,7 +219,7 @@ struct job_filter deliver_filter(struct gen_stream *s)
 
 mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, const struct gen_prompt *p, bool thinks, mb_error *err)
 {
-    bool opens_reasoning = p->opens_reasoning && !s->req.raw_split;
+    enum reasoning_start start = s->req.raw_split ? REASONING_ANSWER : (enum reasoning_start)p->start;
     int32_t n = s->req.n_choices;
     MB_TRY(stop_set_init(&s->stops, &s->arena, s->req.stops, s->req.n_stops, err));
     s->choices = arena_alloc_array(&s->arena, (size_t)n, sizeof *s->choices);
@@ -231,13 +231,13 @@ mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, const struct 
         c->index = i;
         c->i_stop = -1;
         detok_init(&c->detok, g->text->tok, skip_special);
-        reasoning_init(&c->split, g->text->tags, g->text->open_id < 0, opens_reasoning, on_split, c);
+        reasoning_init(&c->split, g->text->tags, g->text->n_sign_ids == 0, start, on_split, c);
         tool_scan_init(&c->tools, g->text->family, &s->tools, calls_sink(c));
         buf_init(&c->text, 0);
         buf_init(&c->piece, 0);
         s->n_choices_made = i + 1;
         MB_TRY(stop_match_init(&c->stop, &s->stops, &s->arena, err));
-        MB_TRY(limit_init(c, opens_reasoning, thinks, err));
+        MB_TRY(limit_init(c, start, thinks, err));
     }
     return MB_OK;
 }

@@ -228,7 +228,7 @@ struct gen_prompt {
     int32_t n_ids;
     int32_t *marks;                  /* ends of messages as indices */
     int32_t n_marks;
-    bool opens_reasoning;            /* the generation prompt ends inside an open think block (B-142) */
+    int start;                       /* enum reasoning_start: what the generation prompt ends in, e.g. an open thought (B-142) */
     bool closes_reasoning;           /* it holds a closed one: the model is told not to think */
 };
 mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct arena *a, struct gen_prompt *out,

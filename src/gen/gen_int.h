@@ -30,7 +30,8 @@ struct gen_renderer {
     json_t *special_tokens;            /* owned: "pad_token" ... for templates; NULL */
     const struct reasoning_tags *tags;
     bool tags_named;                   /* the model knows them; else the default pair */
-    int32_t open_id, close_id;         /* marker tokens, -1: tags are searched in the text */
+    int32_t open_id, close_id;         /* marker tokens of a thought, -1: tags are searched in the text */
+    int32_t sign_ids[REASONING_MAX_SIGNS], n_sign_ids; /* all marker tokens, by their numbers; 0: searched in the text */
     const struct tool_family *family;  /* how this model writes tool calls */
     enum given_bool thinking;          /* for requests that do not say */
 };
@@ -62,6 +63,7 @@ struct gen_engine {
 /* What keeps the draws of a choice inside a grammar and a thinking budget (limit.c); engine thread only. */
 struct choice_limit {
     struct grammar_state *state;       /* NULL: free. Stands where the answer does, thoughts apart */
+    struct grammar_state *frame;       /* where headers are drawn too; NULL once the answer has begun, or there are none */
     struct grammar_state *call;        /* inside a call of strict tools; NULL outside */
     bool call_lost;                    /* this call began in a form that the grammar does not have */
     uint32_t *mask;                    /* [n_mask words] of the next draw; arena */
@@ -92,7 +94,9 @@ struct gen_choice {
 /* What a request's constraint and tool choice come to (constrain.c). */
 struct constraint_plan {
     struct grammar *grammar;           /* a reference; NULL: nothing is enforced */
+    struct grammar *frame;             /* a reference; of the headers around the answer, from the first token on; NULL: none */
     struct grammar *call;              /* a reference; of one call, for strict tools that may be called; NULL */
+    bool forced;                       /* the frame leaves no other answer than a call */
     struct buf note;                   /* what the prompt is told instead; empty: nothing */
     struct buf warning;                /* why; empty: all is as asked */
 };
@@ -186,7 +190,7 @@ mb_status constrain_plan(struct gen_engine *g, const struct gen_request *r, cons
 void constrain_free(struct constraint_plan *p);
 
 /* limit.c: on the engine thread; limit_init on a worker */
-mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, mb_error *err);
+mb_status limit_init(struct gen_choice *c, enum reasoning_start start, bool may_open, mb_error *err);
 void limit_free(struct gen_choice *c);
 bool limit_wanted(const struct gen_stream *s);
 const uint32_t *limit_next_mask(void *ctx, int32_t i_choice);

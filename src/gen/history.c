@@ -1,6 +1,6 @@
 /* history.c: makes the messages of a request fit the model's template, as trees, before it runs: tool arguments become objects
- * (B-016); call ids become what a template demands; calls and results become text where a template knows neither; a note of
- * ours goes into the system text. */
+ * (B-016); call ids become what a template demands; calls and results become text where a template knows neither; thoughts get
+ * the name that it reads; a note of ours goes into the system text. */
 #include <string.h>
 
 #include "base/json.h"
@@ -146,6 +146,20 @@ static mb_status calls_to_text(json_t *messages, mb_error *err)
     return MB_OK;
 }
 
+/* --- thoughts --- */
+
+/* Some templates read a thought under another name; beside calls they take a thought or a content, not both. */
+static mb_status name_thoughts(json_t *messages, mb_error *err)
+{
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        json_t *m = json_array_get(messages, i), *thought = json_object_get(m, "reasoning_content");
+        bool other = json_array_size(json_object_get(m, "tool_calls")) && json_string_length(json_object_get(m, "content"));
+        if (!json_is_text(thought) || json_object_get(m, "thinking") || other) continue;
+        if (json_object_set(m, "thinking", thought) != 0) return no_memory(err);
+    }
+    return MB_OK;
+}
+
 /* --- the note --- */
 static mb_status add_note(json_t *messages, const char *note, enum note_place place, mb_error *err)
 {
@@ -170,5 +184,6 @@ mb_status history_prepare(const struct gen_renderer *t, json_t *messages, const 
     MB_TRY(check_messages(messages, err));
     if (wants_short_ids(t)) MB_TRY(shorten_all(messages, err));
     if (!strstr(source_of(t), "tool_calls")) MB_TRY(calls_to_text(messages, err));
+    if (strstr(source_of(t), "message.thinking")) MB_TRY(name_thoughts(messages, err));
     return note ? add_note(messages, note, place, err) : MB_OK;
 }

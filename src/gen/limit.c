@@ -2,7 +2,8 @@
  * marker once the thinking budget is used up. Advances on delivered tokens only, so a sequence that lost its place and comes
  * back stands where it stood.
  *
- * The grammar sees the answer as clients do: no thought, no marker, no line break that belongs to a marker. A token drawn
+ * Where answers are messages with headers (chat/channels.c) a frame goes before: a grammar of all tokens, thoughts and headers
+ * too, up to the header of the answer. The grammar of the answer sees it as clients do: no thought, no marker, no line break that belongs to a marker. A token drawn
  * without a mask (the one that closes a thought may carry text behind the tag) is checked by its bytes. */
 #include <string.h>
 
@@ -16,7 +17,26 @@ static size_t n_words(const struct gen_stream *s)
 
 bool limit_wanted(const struct gen_stream *s)
 {
-    return s->plan.grammar || s->plan.call || s->req.thinking_budget > 0;
+    return s->plan.grammar || s->plan.frame || s->plan.call || s->req.thinking_budget > 0;
+}
+
+/* Where answers have headers the frame begins with the first token, or the prompt has written some of it. */
+static mb_status open_frame(struct gen_choice *c, enum reasoning_start start, mb_error *err)
+{
+    static const char *const thought[] = { "<|channel|>", "analysis", "<|message|>" };
+    const struct gen_stream *s = c->s;
+    struct choice_limit *l = &c->limit;
+    if (!s->plan.frame) return MB_OK;
+    if (start == REASONING_ANSWER && (s->plan.grammar || !s->plan.forced)) return MB_OK;
+    if (start == REASONING_ANSWER)
+        return mb_fail_at(err, MB_INVALID, "tool_choice", "the answer has begun as text, so a call cannot be asked for");
+    MB_TRY(grammar_state_open(&l->frame, s->plan.frame, err));
+    for (size_t i = 0; start == REASONING_THOUGHT && i < 3; i++) {
+        int32_t id = tokenizer_id(s->g->text->tok, thought[i], strlen(thought[i]));
+        if (i == 1) MB_TRY(grammar_state_accept_bytes(l->frame, thought[i], strlen(thought[i]), err));
+        else MB_TRY(grammar_state_accept(l->frame, id, err));
+    }
+    return MB_OK;
 }
 
 /* A message that is continued is the beginning of the answer: the grammar stands behind it. */
@@ -39,13 +59,14 @@ static mb_status accept_beginning(struct gen_choice *c, mb_error *err)
     return st;
 }
 
-mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, mb_error *err)
+mb_status limit_init(struct gen_choice *c, enum reasoning_start start, bool may_open, mb_error *err)
 {
     struct gen_stream *s = c->s;
     if (!limit_wanted(s)) return MB_OK;
     c->limit.mask = arena_alloc_array(&s->arena, n_words(s), sizeof *c->limit.mask);
     if (!c->limit.mask) return mb_fail(err, MB_NO_MEMORY, "no memory for a token mask");
-    c->limit.may_open = may_open && !opens_reasoning;
+    c->limit.may_open = may_open && start == REASONING_ANSWER && !s->g->text->tags->channels;
+    MB_TRY(open_frame(c, start, err));
     if (!s->plan.grammar) return MB_OK;
     c->split.answer_only = c->split.by_text; /* only a marker token can stand outside of what the grammar allows */
     MB_TRY(grammar_state_open(&c->limit.state, s->plan.grammar, err));
@@ -55,6 +76,7 @@ mb_status limit_init(struct gen_choice *c, bool opens_reasoning, bool may_open, 
 void limit_free(struct gen_choice *c)
 {
     grammar_state_close(c->limit.state);
+    grammar_state_close(c->limit.frame);
     grammar_state_close(c->limit.call);
 }
 
@@ -88,11 +110,11 @@ const uint32_t *limit_next_mask(void *ctx, int32_t i_choice)
         allow(c, s->g->close_ids[l->n_forced % s->g->n_close_ids]);
         return l->mask;
     }
-    struct grammar_state *state = l->state ? l->state : l->call;
-    if (c->split.inside || !state) return NULL;
+    struct grammar_state *state = l->frame ? l->frame : l->state ? l->state : l->call;
+    if ((c->split.inside && !l->frame) || !state) return NULL;
     if (grammar_state_mask(state, l->mask, engine_info(s->g->engine)->n_vocab, &l->err) != MB_OK)
         memset(l->mask, 0, bytes); /* nothing can be drawn; on_token and on_end tell l->err */
-    if (!l->state) return l->mask;
+    if (l->frame || !l->state) return l->mask;
     if (l->may_open) allow(c, s->g->text->open_id);
     for (int32_t i = 0; l->fresh && i < s->g->n_break_ids; i++) allow(c, s->g->break_ids[i]);
     return l->mask;
@@ -102,7 +124,7 @@ void limit_before(struct gen_choice *c)
 {
     struct choice_limit *l = &c->limit;
     if (must_close(c)) l->n_forced++;
-    l->spilled = l->state && c->split.inside;
+    l->spilled = l->state && !l->frame && c->split.inside;
 }
 
 void limit_content(struct gen_choice *c, const char *text, size_t len)
@@ -145,11 +167,36 @@ static void follow_call(struct gen_choice *c, int32_t id)
     }
 }
 
+/* No end token may be drawn here, so a grammar that is done ends the answer by itself. */
+static bool must_end(const struct gen_choice *c, struct grammar_state *g)
+{
+    const struct gen_stream *s = c->s;
+    bool no_end = s->req.ignore_eos || s->g->n_end_ids == 0 || c->n_drawn < s->req.min_tokens;
+    return no_end && grammar_state_must_end(g);
+}
+
+/* The frame ends where the header of the answer does, and the answer's own grammar begins there. */
+static void follow_frame(struct gen_choice *c, int32_t id)
+{
+    struct choice_limit *l = &c->limit;
+    if (l->err.code || grammar_state_accept(l->frame, id, &l->err) != MB_OK) return;
+    if (l->state && c->split.final) {
+        grammar_state_close(l->frame);
+        l->frame = NULL;
+    } else {
+        l->ended = must_end(c, l->frame);
+    }
+}
+
 void limit_after(struct gen_choice *c, int32_t id)
 {
     struct choice_limit *l = &c->limit;
     const struct gen_stream *s = c->s;
     bool was_fresh = l->fresh;
+    if (l->frame) {
+        follow_frame(c, id);
+        return;
+    }
     if (!l->state && c->s->plan.call) follow_call(c, id);
     if (!l->state) return;
     l->fresh = false;
@@ -163,6 +210,5 @@ void limit_after(struct gen_choice *c, int32_t id)
     if (opened || c->split.inside) return;
     if (was_fresh && is_in(s->g->break_ids, s->g->n_break_ids, id)) return;
     if (l->err.code || grammar_state_accept(l->state, id, &l->err) != MB_OK) return;
-    bool no_end = s->req.ignore_eos || s->g->n_end_ids == 0 || c->n_drawn < s->req.min_tokens;
-    l->ended = no_end && grammar_state_must_end(l->state);
+    l->ended = must_end(c, l->state);
 }

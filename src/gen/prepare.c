@@ -81,7 +81,8 @@ static bool is_thinking(struct gen_engine *g, const struct gen_stream *s, const 
 {
     enum given_bool given = s->req.thinking != GIVEN_NONE ? s->req.thinking : g->opt.thinking;
     if (!g->info.reasoning || s->req.input != GEN_MESSAGES) return false;
-    if (p->opens_reasoning || given != GIVEN_NONE) return p->opens_reasoning || given == GIVEN_TRUE;
+    bool opens = p->start == REASONING_THOUGHT;
+    if (opens || given != GIVEN_NONE) return opens || given == GIVEN_TRUE;
     return !p->closes_reasoning;
 }
 

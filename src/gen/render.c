@@ -128,7 +128,7 @@ static mb_status render_text(const struct gen_renderer *t, const struct gen_requ
     size_t from = 0;
     for (size_t i = 0; i < p->n_runs && !cont; i++)
         if (p->runs[i].i_message >= 0) from = p->runs[i].end;
-    p->opens_reasoning = reasoning_is_open(t->tags, p->text + from, p->len - from);
+    p->start = reasoning_start(t->tags, p->text + from, p->len - from);
     p->closes_reasoning = reasoning_is_closed(t->tags, p->text + from, p->len - from);
     return MB_OK;
 }

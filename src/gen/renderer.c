@@ -25,15 +25,27 @@ static bool has_token(void *ctx, const char *text)
     return id >= 0 && tokenizer_is_added(t->tok, id);
 }
 
+/* Markers are tokens when all of them are. */
+static void find_signs(struct gen_renderer *t)
+{
+    const char *sign;
+    size_t n = 0;
+    for (; (sign = reasoning_sign(t->tags, n)) != NULL; n++) {
+        if (!has_token(t, sign)) return;
+        t->sign_ids[n] = tokenizer_id(t->tok, sign, strlen(sign));
+    }
+    t->n_sign_ids = (int32_t)n;
+    t->open_id = tokenizer_id(t->tok, t->tags->open, strlen(t->tags->open));
+    t->close_id = tokenizer_id(t->tok, t->tags->close, strlen(t->tags->close));
+}
+
 static void find_markers(struct gen_renderer *t)
 {
     const char *source = t->templates.tool_use ? t->templates.source_of_tool_use : t->templates.source_of_default;
     t->family = tool_family_pick(source, has_token, t);
     t->tags = reasoning_tags_pick(t->templates.source_of_default, has_token, t, &t->tags_named);
     t->open_id = t->close_id = -1;
-    if (!has_token(t, t->tags->open) || !has_token(t, t->tags->close)) return;
-    t->open_id = tokenizer_id(t->tok, t->tags->open, strlen(t->tags->open));
-    t->close_id = tokenizer_id(t->tok, t->tags->close, strlen(t->tags->close));
+    find_signs(t);
 }
 
 /* tokenizer_config.json as the tokenizer kept it; *out NULL: there is none. */

@@ -25,9 +25,12 @@ static const struct tool_markup PYTHON_TAG = { .open = "<|python_start|>", .clos
 static const struct tool_markup LFM2_TAG = { .open = "<|tool_call_start|>", .close = "<|tool_call_end|>", .parse = parse_python };
 static const struct tool_markup PYTHON_BARE = { .open = "[", .end = END_BRACKETS, .open_is_body = true, .at_start = true,
                                                 .parse = parse_python_listed };
+static const struct tool_markup CHANNELS = { .open = "<|channel|>", .close = "<|call|>", .in_code = true, .parse = parse_channels,
+                                             .partial = partial_channels };
 
 /* --- families --- */
 static const struct tool_family FAMILIES[] = {
+    { "channels", "<|channel|>", "<|message|>", false, { &CHANNELS }, STYLE_CHANNELS },
     { "gemma", "<|tool_call>", NULL, true, { &GEMMA }, STYLE_GEMMA },
     { "mistral-args", "[ARGS]", "[TOOL_CALLS]", true, { &MISTRAL }, STYLE_MISTRAL_ARGS },
     { "mistral", "[TOOL_CALLS]", NULL, true, { &MISTRAL }, STYLE_MISTRAL_LIST },

@@ -319,6 +319,10 @@ static void tool_rule(struct writer *w, const struct tool *t, size_t i)
     case STYLE_GLM: quoted_key(w, "", t->name, "\n"); break;
     case STYLE_GEMMA: quoted_key(w, "call:", t->name, "{"); break;
     case STYLE_PYTHON: quoted_key(w, "", t->name, "("); break;
+    case STYLE_CHANNELS:
+        tool_channels_rule(w->out, t->name, i);
+        json_arguments(w, t);
+        break;
     case STYLE_MISTRAL_ARGS:
         lit(w, t->name);
         sign(w, "[ARGS]");
@@ -371,6 +375,9 @@ static void call_rules(struct writer *w)
     case STYLE_MISTRAL_ARGS:
         buf_append_str(w->out, "call ::= %token \"[TOOL_CALLS]\" tool-any\n");
         buf_append_str(w->out, w->o->parallel ? "calls ::= call+\n" : "calls ::= call\n");
+        return;
+    case STYLE_CHANNELS: /* one call: its end ends the answer */
+        tool_channels_common(w->out);
         return;
     case STYLE_LLAMA: /* one call: what its template can print */
         buf_append_str(w->out, "call ::= tool-any\ncalls ::= call\n");

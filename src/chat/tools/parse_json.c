@@ -1,6 +1,6 @@
 /* parse_json.c: calls written as JSON objects: {"name": ..., "arguments": {...}} of the Hermes kind, with "parameters" of
  * Llama 3, the same wrapped in {"type": "function", "function": {...}}, one or several or an array of them; and Mistral's
- * two forms, an array of such objects and NAME[ARGS]{...}. */
+ * two forms, an array of such objects and NAME[ARGS]{...}; and gpt-oss's messages to functions. */
 #include <string.h>
 
 #include "chat/tools/tools_int.h"
@@ -134,6 +134,39 @@ enum tool_parse parse_mistral(const struct tool_set *set, struct str body, bool 
                                                     : mistral_named(set, body, i, out);
 }
 
+/* --- messages addressed to functions (chat/channels.c gives them this form) --- */
+
+/* "commentary to=functions.NAME<|message|>": the name, and *i at the arguments. */
+static enum tool_parse channels_head(struct str body, size_t *i, struct str *name)
+{
+    static const char before[] = "commentary to=functions.", behind[] = "<|message|>";
+    enum tool_parse p = word_at(body, 0, before);
+    if (p != PARSE_OK) return p;
+    size_t from = sizeof before - 1, end = from;
+    while (end < body.len && body.ptr[end] != '<') end++;
+    p = end == from ? PARSE_BAD : word_at(body, end, behind);
+    *name = str_sub(body, from, end);
+    *i = skip_space(body, end + sizeof behind - 1);
+    return end == body.len ? PARSE_MORE : p;
+}
+
+enum tool_parse parse_channels(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out)
+{
+    struct str name;
+    size_t i;
+    enum tool_parse p = channels_head(body, &i, &name);
+    if (p == PARSE_MORE && closed) return PARSE_BAD;
+    if (p != PARSE_OK) return p;
+    if (i == body.len) return closed ? tool_calls_add(out, set, name.ptr, name.len, NULL) : PARSE_MORE;
+    size_t from = i;
+    p = body.ptr[i] == '{' ? json_skip(body, &i) : PARSE_BAD;
+    if (p != PARSE_OK) return p;
+    json_t *args = json_part(str_sub(body, from, i));
+    p = args && skip_space(body, i) == body.len ? tool_calls_add(out, set, name.ptr, name.len, args) : PARSE_BAD;
+    json_decref(args);
+    return p;
+}
+
 /* --- cut off --- */
 
 /* Walks the members of the object at i: its name, and where its arguments begin. */
@@ -178,5 +211,16 @@ bool partial_mistral(const struct tool_set *set, struct str body, struct buf *na
     if (end == i || at >= body.len || mistral_signs(body, &at) != PARSE_OK) return false;
     buf_append(name, body.ptr + i, end - i);
     buf_append(arguments, body.ptr + at, body.len - at);
+    return true;
+}
+
+bool partial_channels(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments)
+{
+    struct str called;
+    size_t i;
+    (void)set;
+    if (channels_head(body, &i, &called) != PARSE_OK || i >= body.len) return false;
+    buf_append(name, called.ptr, called.len);
+    buf_append(arguments, body.ptr + i, body.len - i);
     return true;
 }

@@ -60,7 +60,7 @@ static void let_go(struct tool_scan *s, size_t n)
 /* --- outside --- */
 static bool may_open(struct tool_scan *s, const struct tool_markup *m, size_t n_before)
 {
-    if (markdown_in_code(&s->code)) return false;
+    if (markdown_in_code(&s->code) && !m->in_code) return false;
     if (!m->at_start) return true;
     if (s->said && !s->after_call) return false;
     for (size_t i = 0; i < n_before; i++)

@@ -93,6 +93,11 @@ struct tool_grammar_options {
  * opening sign; their other names begin with "tool-". out->failed tells a lack of memory. */
 void tool_grammar_write(struct buf *out, const struct tool_family *f, const struct tool_set *set,
                         const struct tool_grammar_options *o);
+/* Is every answer of the family framed by headers? Then a grammar begins with the first token drawn, and with this rule "root":
+ * thoughts, then the header of the answer (with free text behind it, or to be followed by another grammar) or a call. */
+bool tool_family_has_frame(const struct tool_family *f);
+enum tool_frame_final { FRAME_NO_FINAL, FRAME_ANSWER, FRAME_FREE };
+void tool_grammar_frame(struct buf *out, enum tool_frame_final final, bool calls);
 /* What those rules leave open of a tool's schema: the first keyword that limits a value and is not held.
  * limits: does a keyword with this value limit anything? false: nothing is left open. */
 struct tool_gap { const char *keyword; char path[256]; }; /* owned by the schema; the pointer of what holds it */

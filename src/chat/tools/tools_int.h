@@ -32,6 +32,7 @@ struct tool_markup {
     const char *close;    /* END_TAG */
     enum tool_end end;
     bool open_is_body;    /* the opening sign is the beginning of what `parse` reads */
+    bool in_code;         /* the sign is a token of its own kind, never prose: it counts in Markdown code too */
     bool at_start;        /* counts only before any text of the answer, and only for listed tools */
     /* closed: a closing sign follows the body (or the answer has ended there). */
     enum tool_parse (*parse)(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
@@ -41,7 +42,7 @@ struct tool_markup {
 
 /* How a family writes one call when a grammar makes it (grammar.c). */
 enum tool_style { STYLE_HERMES, STYLE_QWEN_XML, STYLE_GLM, STYLE_ATTR_XML, STYLE_GEMMA, STYLE_MISTRAL_LIST, STYLE_MISTRAL_ARGS,
-                  STYLE_LLAMA, STYLE_PYTHON };
+                  STYLE_LLAMA, STYLE_PYTHON, STYLE_CHANNELS };
 
 struct tool_family {
     const char *name;
@@ -59,12 +60,17 @@ unsigned tool_style_own_types(enum tool_style style);
 enum argument_form { ARGUMENT_JSON, ARGUMENT_CHOICE, ARGUMENT_TYPED };
 enum argument_form argument_form(const struct tool_family *f, const struct tool *t, const json_t *schema, json_t **list);
 
+/* grammar_channels.c: a tool's rule up to its arguments' JSON, and the rules that all calls share */
+void tool_channels_rule(struct buf *out, const char *name, size_t i);
+void tool_channels_common(struct buf *out);
+
 /* --- body parsers --- */
 enum tool_parse parse_tool_call_tag(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_json_calls(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_llama_json(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_llama_tag(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_mistral(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
+enum tool_parse parse_channels(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_qwen_xml(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_glm(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
 enum tool_parse parse_function_attr(const struct tool_set *set, struct str body, bool closed, struct tool_calls *out);
@@ -75,6 +81,7 @@ enum tool_parse parse_python_listed(const struct tool_set *set, struct str body,
 bool partial_tool_call_tag(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments);
 bool partial_json(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments);
 bool partial_mistral(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments);
+bool partial_channels(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments);
 bool partial_qwen_xml(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments);
 bool partial_function_attr(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments);
 bool partial_invoke(const struct tool_set *set, struct str body, struct buf *name, struct buf *arguments);
