@@ -25,7 +25,7 @@ static void fill_info(const struct model_spec *s, struct engine_loaded *info)
     memcpy(info->eos_ids, s->eos_ids, sizeof info->eos_ids);
     info->kv_format = s->n_kinds ? s->kinds[0].format : 0;
     for (int i = 0; i < s->n_layer; i++) {
-        if (s->layers[i].attn == ATTN_SLIDING) info->n_layer_window++;
+        if (s->layers[i].window > 0) info->n_layer_window++;
         else info->n_layer_full++;
     }
 }

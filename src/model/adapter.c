@@ -56,7 +56,8 @@ static mb_status add_target(void *ctx, const struct bind_request *r, struct weig
 {
     struct scan *s = ctx;
     int i_layer = -1;
-    if (strcmp(r->path, "embed_tokens") == 0 || r->n_stack > 0) return MB_OK; /* no step adds to a table or to experts */
+    /* no step adds to a table or to experts */
+    if (strcmp(r->path, "embed_tokens") == 0 || strcmp(r->path, "embed_tokens_per_layer") == 0 || r->n_stack > 0) return MB_OK;
     if (s->n_targets == s->m->n_modules) return mb_fail(err, MB_INTERNAL, "the model has more modules than it counted");
     struct target *t = &s->targets[s->n_targets++];
     t->path = arena_strdup(&s->arena, r->path);

@@ -29,7 +29,7 @@ static bool listed(const json_t *list, int i)
 
 mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *c, mb_error *err)
 {
-    static const struct moe_names names = { "mlp.gate", "mlp.switch_mlp", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj" };
+    static const struct moe_names names = { "mlp.gate", "mlp.switch_mlp", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj", NULL };
     int32_t n_expert = 0, top_k = 0, width = 0, step = 1;
     const json_t *dense = json_object_get(c, "mlp_only_layers");
     MB_TRY(arch_read_qwen3(s, c, err));
@@ -51,7 +51,7 @@ mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *c, mb_error *e
 mb_status arch_read_mixtral(struct model_spec *s, const json_t *c, mb_error *err)
 {
     static const struct moe_names names = { "block_sparse_moe.gate", "block_sparse_moe.switch_mlp", "block_sparse_moe.experts.%d",
-                                            "w1", "w3", "w2" };
+                                            "w1", "w3", "w2", NULL };
     int32_t n_expert = 8, top_k = 2;
     MB_TRY(arch_read_llama(s, c, err));
     MB_TRY(config_bool_or(c, "tie_word_embeddings", false, &s->tied_head, err));

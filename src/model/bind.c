@@ -10,12 +10,14 @@ struct part {
     const char *name, *fused; /* fused: the matrix that holds it, or NULL */
     int64_t n, k, first, n_file;
     struct weight *dst;
+    bool absent; /* this layer has none */
 };
 
 static mb_status visit_parts(int i, const struct part *part, size_t n_parts, bind_visit_fn visit, void *ctx, mb_error *err)
 {
     char path[128];
     for (size_t p = 0; p < n_parts; p++) {
+        if (part[p].absent) continue;
         snprintf(path, sizeof path, "layers.%d.%s", i, part[p].fused ? part[p].fused : part[p].name);
         struct bind_request r = { .path = path, .n = part[p].n, .k = part[p].k };
         if (part[p].fused) {
@@ -34,11 +36,12 @@ static mb_status visit_attention(struct model *m, int i, bind_visit_fn visit, vo
     struct layer_weights *w = &m->layers[i];
     int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim, all = nq + 2 * nkv;
     const char *qkv = s->fused_qkv ? "self_attn.qkv_proj" : NULL;
+    bool shared = l->attn == ATTN_SHARED_KV;
     const struct part part[] = {
-        { "self_attn.q_proj", qkv, nq, s->d_model, 0, all, &w->q },
-        { "self_attn.k_proj", qkv, nkv, s->d_model, nq, all, &w->k },
-        { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, all, &w->v },
-        { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o },
+        { "self_attn.q_proj", qkv, nq, s->d_model, 0, all, &w->q, false },
+        { "self_attn.k_proj", qkv, nkv, s->d_model, nq, all, &w->k, shared },
+        { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, all, &w->v, shared || l->v_is_k },
+        { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o, false },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -50,9 +53,9 @@ static mb_status visit_mlp(struct model *m, int i, bind_visit_fn visit, void *ct
     int64_t d_ff = s->layers[i].d_ff;
     const char *gate_up = s->fused_gate_up ? "mlp.gate_up_proj" : NULL;
     const struct part part[] = {
-        { "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate },
-        { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up },
-        { "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down },
+        { "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate, false },
+        { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up, false },
+        { "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down, false },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -63,22 +66,27 @@ static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void
     const struct layer_spec *l = &s->layers[i];
     const struct moe_names *names = s->moe;
     struct layer_weights *w = &m->layers[i];
-    const struct part router = { names->router, NULL, l->n_expert, s->d_model, 0, 0, &w->router };
+    const struct part router = { names->router, NULL, l->n_expert, s->d_model, 0, 0, &w->router, false };
+    bool beside = l->mlp == MLP_GATED_MOE;
+    int32_t width = beside ? l->d_expert : l->d_ff;
     const struct { const char *stacked, *listed; int64_t n, k; struct weight *dst; } part[] = {
-        { "gate_proj", names->gate, l->d_ff, s->d_model, &w->gate },
-        { "up_proj", names->up, l->d_ff, s->d_model, &w->up },
-        { "down_proj", names->down, s->d_model, l->d_ff, &w->down },
+        { "gate_proj", names->gate, width, s->d_model, beside ? &w->expert_gate : &w->gate },
+        { "up_proj", names->up, width, s->d_model, beside ? &w->expert_up : &w->up },
+        { "down_proj", names->down, s->d_model, width, beside ? &w->expert_down : &w->down },
     };
-    char path[128], listed[128], blocks[128];
+    char path[128], listed[128], published[128];
     MB_TRY(visit_parts(i, &router, 1, visit, ctx, err));
     for (int p = 0; p < 3; p++) {
         snprintf(path, sizeof path, "layers.%d.%s.%s", i, names->stacked, part[p].stacked);
-        snprintf(listed, sizeof listed, "layers.%d.%s.%s", i, names->listed, part[p].listed);
         struct bind_request r = { .path = path, .n = l->n_expert * part[p].n, .k = part[p].k, .n_stack = l->n_expert,
-                                  .n_used = l->top_k, .listed = listed };
-        if (s->moe_blocks) {
-            snprintf(blocks, sizeof blocks, "layers.%d.%s.%s", i, names->stacked, p < 2 ? "gate_up_proj" : "down_proj");
-            r.blocks = blocks;
+                                  .n_used = l->top_k };
+        if (names->listed) {
+            snprintf(listed, sizeof listed, "layers.%d.%s.%s", i, names->listed, part[p].listed);
+            r.listed = listed;
+        }
+        if (names->published) {
+            snprintf(published, sizeof published, "layers.%d.%s.%s", i, names->published, p < 2 ? "gate_up_proj" : "down_proj");
+            r.published = published;
             r.i_turn = p == 1;
             r.n_turns = p < 2 ? 2 : 1;
         }
@@ -87,14 +95,39 @@ static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void
     return MB_OK;
 }
 
+/* Layer i's way from the residual to its per-layer input and back. */
+static mb_status visit_layer_input(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    const struct part part[] = {
+        { "per_layer_input_gate", NULL, s->d_per_layer, s->d_model, 0, 0, &m->layers[i].input_gate, false },
+        { "per_layer_projection", NULL, s->d_model, s->d_per_layer, 0, 0, &m->layers[i].input_out, false },
+    };
+    return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
+}
+
+/* The table of per-layer inputs is as large as the rest of a small model: its rows are read from the file. */
+static mb_status visit_layer_table(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    int64_t width = (int64_t)s->n_layer * s->d_per_layer;
+    struct bind_request table = { .path = "embed_tokens_per_layer", .n = s->n_vocab_per_layer, .k = width, .gather_only = true };
+    struct bind_request proj = { .path = "per_layer_model_projection", .n = width, .k = s->d_model };
+    MB_TRY(visit(ctx, &table, &m->layer_table, err));
+    return visit(ctx, &proj, &m->layer_proj, err);
+}
+
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err)
 {
     const struct model_spec *s = &m->spec;
     for (int i = 0; i < s->n_layer; i++) {
+        enum mlp_kind mlp = s->layers[i].mlp;
         MB_TRY(visit_attention(m, i, visit, ctx, err));
-        if (s->layers[i].mlp == MLP_MOE) MB_TRY(visit_experts(m, i, visit, ctx, err));
-        else MB_TRY(visit_mlp(m, i, visit, ctx, err));
+        if (mlp == MLP_MOE || mlp == MLP_GATED_MOE) MB_TRY(visit_experts(m, i, visit, ctx, err));
+        if (mlp != MLP_MOE) MB_TRY(visit_mlp(m, i, visit, ctx, err));
+        if (s->d_per_layer > 0) MB_TRY(visit_layer_input(m, i, visit, ctx, err));
     }
+    if (s->d_per_layer > 0) MB_TRY(visit_layer_table(m, visit, ctx, err));
     struct bind_request embed = { .path = "embed_tokens", .n = s->n_vocab, .k = s->d_model, .gather_only = !s->tied_head };
     MB_TRY(visit(ctx, &embed, &m->embed, err));
     struct bind_request head = { .path = "lm_head", .n = s->n_vocab, .k = s->d_model };
@@ -122,11 +155,11 @@ static void done_with(struct pack_ctx *p, const struct bind_request *r, const ch
 }
 
 /* The same for published experts; gate and up are read one after the other. */
-static void done_with_blocks(struct pack_ctx *p, const struct bind_request *r)
+static void done_with_published(struct pack_ctx *p, const struct bind_request *r)
 {
-    static const char *const suffix[] = { "blocks", "scales" };
-    for (int i = 0; i < 2; i++) {
-        const struct tensor_view *t = checkpoint_findf(p->c, "%s%s_%s", p->m->spec.prefix, r->blocks, suffix[i]);
+    static const char *const suffix[] = { "_blocks", "_scales", "" };
+    for (int i = 0; i < 3; i++) {
+        const struct tensor_view *t = checkpoint_findf(p->c, "%s%s%s", p->m->spec.prefix, r->published, suffix[i]);
         if (!t) continue;
         p->done_bytes += t->size_bytes / (size_t)r->n_turns;
         if (r->i_turn + 1 == r->n_turns) checkpoint_drop(p->c, t);
@@ -150,8 +183,8 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     p->m->weight_bytes += bytes;
     char path[128];
     if (src.n_slices == 0) done_with(p, r, src.name);
-    if (src.row_step > 0) done_with_blocks(p, r);
-    for (int i = 0; i < src.n_slices; i++) {
+    if (r->published) done_with_published(p, r);
+    for (int i = 0; r->listed && i < src.n_slices; i++) {
         bind_expert_path(path, sizeof path, r->listed, i);
         const char *name = bind_path(&p->m->spec, &p->m->arena, path);
         if (name) done_with(p, r, name);

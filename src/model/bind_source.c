@@ -126,6 +126,44 @@ static mb_status bind_blocks(const char *path, const char *blocks, const struct 
     return MB_OK;
 }
 
+/* Published experts in plain floats: [experts][n_turns * rows][k], the wanted rows together in each expert. */
+static mb_status bind_plain_stack(struct arena *a, const char *path, const struct tensor_view *w, const struct bind_request *r,
+                                  struct weight_source *out, mb_error *err)
+{
+    if (w->dtype != DT_F32 && w->dtype != DT_F16 && w->dtype != DT_BF16)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes published experts in F32, F16 and BF16: take an "
+                       "MLX conversion of this model", w->name, dtype_get(w->dtype)->name);
+    MB_TRY(check_matrix(w, r->n * r->n_turns, r->k, r->n_stack, dtype_get(w->dtype)->name, err));
+    struct weight_slice *slices = arena_alloc_array(a, (size_t)r->n_stack, sizeof *slices);
+    if (!slices) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    size_t each = w->size_bytes / (size_t)r->n_stack, part = each / (size_t)r->n_turns;
+    memset(out, 0, sizeof *out);
+    for (int32_t i = 0; i < r->n_stack; i++) slices[i].w = w->data + (size_t)i * each + (size_t)r->i_turn * part;
+    out->name = path;
+    out->dt = w->dtype;
+    out->n = r->n;
+    out->k = r->k;
+    out->slices = slices;
+    out->n_slices = r->n_stack;
+    return MB_OK;
+}
+
+/* Experts as the model's own files hold them; *found: they do. */
+static mb_status bind_published(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
+                                const struct bind_request *r, struct weight_source *out, bool *found, mb_error *err)
+{
+    char *path = bind_path(s, a, r->path), *published = bind_path(s, a, r->published);
+    if (!path || !published) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    const struct tensor_view *blocks = s->moe_blocks ? checkpoint_findf(c, "%s_blocks", published) : NULL;
+    const struct tensor_view *plain = checkpoint_findf(c, "%s", published);
+    *found = blocks || plain;
+    if (blocks) return bind_blocks(path, published, blocks, checkpoint_findf(c, "%s_scales", published), r, out, err);
+    if (plain && s->moe_blocks)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: experts in plain floats, gate and up in one, are not read; take the mxfp4 "
+                       "checkpoint as published or an MLX conversion of this model", published);
+    return plain ? bind_plain_stack(a, path, plain, r, out, err) : MB_OK;
+}
+
 /* The path of expert i: `pattern` holds one %d. */
 void bind_expert_path(char *path, size_t cap, const char *pattern, int i)
 {
@@ -194,13 +232,12 @@ mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, st
 {
     char path[128];
     if (r->n_stack == 0) return bind_one(s, c, a, r, out, err);
-    char *blocks = r->blocks ? bind_path(s, a, r->blocks) : NULL, *whole = bind_path(s, a, r->path);
-    const struct tensor_view *packed = blocks ? checkpoint_findf(c, "%s_blocks", blocks) : NULL;
-    if (packed && whole)
-        return bind_blocks(whole, blocks, packed, checkpoint_findf(c, "%s_scales", blocks), r, out, err);
-    if (blocks && checkpoint_findf(c, "%s", blocks))
-        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: experts in plain floats, gate and up in one, are not read; take the mxfp4 "
-                       "checkpoint as published or an MLX conversion of this model", blocks);
+    if (r->published) {
+        bool found = false;
+        MB_TRY(bind_published(s, c, a, r, out, &found, err));
+        if (found) return MB_OK;
+    }
+    if (!r->listed) return bind_one(s, c, a, r, out, err);
     bind_expert_path(path, sizeof path, r->listed, 0);
     char *first = bind_path(s, a, path);
     if (!first) return mb_fail(err, MB_NO_MEMORY, "out of memory");

@@ -88,20 +88,51 @@ static mb_status load_sinks(struct model *m, const struct checkpoint *c, int i, 
     return MB_OK;
 }
 
+/* What Gemma 4 adds without ".weight": the layer's scalar, each expert's own weight, and the router's norm, which holds
+ * scale / sqrt(d), one product each. */
+static mb_status load_bare_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err)
+{
+    const struct model_spec *s = &m->spec;
+    const struct layer_spec *l = &s->layers[i];
+    struct layer_weights *w = &m->layers[i];
+    float root = (float)(1.0 / __builtin_sqrt((double)s->d_model));
+    const float *scale;
+    char path[128];
+    snprintf(path, sizeof path, "layers.%d.layer_scalar", i);
+    if (s->layer_scalar) MB_TRY(load_vector(m, c, path, 1, false, &w->scalar, err));
+    if (w->scalar && (*w->scalar == 0 || !__builtin_isfinite(*w->scalar)))
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s%s is %g: a layer that gives nothing", s->prefix, path, (double)*w->scalar);
+    if (l->mlp != MLP_GATED_MOE) return MB_OK;
+    snprintf(path, sizeof path, "layers.%d.%s", i, s->moe_side->expert_scale);
+    MB_TRY(load_vector(m, c, path, l->n_expert, false, &w->expert_scale, err));
+    snprintf(path, sizeof path, "layers.%d.%s", i, s->moe_side->router_norm);
+    MB_TRY(load_vector(m, c, path, s->d_model, false, &scale, err));
+    float *v = arena_alloc_array(&m->arena, (size_t)s->d_model, sizeof *v);
+    if (!v) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (int32_t j = 0; j < s->d_model; j++) v[j] = scale[j] * root;
+    w->router_norm = v;
+    return MB_OK;
+}
+
 static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, mb_error *err)
 {
     const struct model_spec *s = &m->spec;
     const struct layer_spec *l = &s->layers[i];
     struct layer_weights *w = &m->layers[i];
     int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
-    bool one = s->norm_plus_one;
+    bool one = s->norm_plus_one, own_kv = l->attn != ATTN_SHARED_KV, side = l->mlp == MLP_GATED_MOE;
+    const struct moe_side_names *names = s->moe_side ? s->moe_side : &(const struct moe_side_names){ 0 };
     const struct { const char *name; int64_t n; bool plus_one, wanted; const float **dst; } part[] = {
         { s->norms->attn, s->d_model, one, !s->no_pre_norms, &w->attn_norm },
         { s->norms->mlp, s->d_model, one, !s->no_pre_norms, &w->mlp_norm },
         { s->norms->post_attn, s->d_model, one, s->post_norms, &w->post_attn_norm },
         { s->norms->post_mlp, s->d_model, one, s->post_norms, &w->post_mlp_norm },
         { "self_attn.q_norm", l->qk_norm_whole ? nq : l->head_dim, one, l->qk_norm || l->qk_norm_whole, &w->q_norm },
-        { "self_attn.k_norm", l->qk_norm_whole ? nkv : l->head_dim, one, l->qk_norm || l->qk_norm_whole, &w->k_norm },
+        { "self_attn.k_norm", l->qk_norm_whole ? nkv : l->head_dim, one, own_kv && (l->qk_norm || l->qk_norm_whole), &w->k_norm },
+        { names->pre_experts, s->d_model, one, side, &w->pre_experts_norm },
+        { names->post_dense, s->d_model, one, side, &w->post_dense_norm },
+        { names->post_experts, s->d_model, one, side, &w->post_experts_norm },
+        { "post_per_layer_input_norm", s->d_model, one, s->d_per_layer > 0, &w->post_input_norm },
         { "self_attn.q_proj.bias", nq, false, s->attn_bias_qkv, &w->q_bias },
         { "self_attn.k_proj.bias", nkv, false, s->attn_bias_qkv, &w->k_bias },
         { "self_attn.v_proj.bias", nkv, false, s->attn_bias_qkv, &w->v_bias },
@@ -121,11 +152,15 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
                            s->prefix, path);
     }
     MB_TRY(load_sinks(m, c, i, err));
+    MB_TRY(load_bare_vectors(m, c, i, err));
     return load_moe_vectors(m, c, i, err);
 }
 
 mb_status bind_vectors(struct model *m, const struct checkpoint *c, mb_error *err)
 {
     for (int i = 0; i < m->spec.n_layer; i++) MB_TRY(load_layer(m, c, i, err));
+    if (m->spec.d_per_layer > 0)
+        MB_TRY(load_vector(m, c, "per_layer_projection_norm.weight", m->spec.d_per_layer, m->spec.norm_plus_one,
+                           &m->layer_proj_norm, err));
     return load_vector(m, c, "norm.weight", m->spec.d_model, m->spec.norm_plus_one, &m->final_norm, err);
 }

@@ -97,7 +97,7 @@ static mb_status open_parts(struct model *m, const char *dir, const struct model
     m->layers = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer, sizeof *m->layers);
     if (!m->layers) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     MB_TRY(bind_weights(m, m->source, opt, err));
-    if (m->spec.tied_head) {
+    if (m->spec.tied_head && m->spec.d_per_layer == 0) { /* else a table is gathered from the file */
         checkpoint_close(m->source);
         m->source = NULL;
     }
@@ -129,11 +129,14 @@ static void free_weights(struct model *m)
 {
     for (int i = 0; m->layers && i < m->spec.n_layer; i++) {
         struct layer_weights *w = &m->layers[i];
-        struct weight *all[] = { &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router };
+        struct weight *all[] = { &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router, &w->expert_gate, &w->expert_up,
+                                 &w->expert_down, &w->input_gate, &w->input_out };
         for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) m->ops->weight_free(m->device, all[j]);
     }
     m->ops->weight_free(m->device, &m->embed);
     m->ops->weight_free(m->device, &m->head);
+    m->ops->weight_free(m->device, &m->layer_table);
+    m->ops->weight_free(m->device, &m->layer_proj);
 }
 
 void model_close(struct model *m)

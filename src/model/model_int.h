@@ -10,12 +10,17 @@
 /* Weights of one layer. Norm vectors are float32 with the family's + 1 folded in. */
 struct layer_weights {
     struct weight q, k, v, o, gate, up, down; /* gate, up, down of MLP_MOE: all experts, one below the other */
-    struct weight router;                     /* MLP_MOE */
+    struct weight router;                     /* MLP_MOE, MLP_GATED_MOE */
+    struct weight expert_gate, expert_up, expert_down; /* MLP_GATED_MOE: as gate, up, down of MLP_MOE */
+    struct weight input_gate, input_out;      /* per-layer input: residual -> its width, and back */
     const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* NULL = none */
     const float *router_bias;                 /* moe_bias; gate_bias, up_bias, down_bias then hold those of all experts */
     const float *sinks;                       /* attn_sinks: times log2(e) */
     const float *attn_norm, *mlp_norm, *post_attn_norm, *post_mlp_norm; /* NULL where the family has none */
     const float *q_norm, *k_norm;
+    const float *router_norm, *expert_scale, *pre_experts_norm, *post_dense_norm, *post_experts_norm; /* MLP_GATED_MOE */
+    const float *post_input_norm;             /* per-layer input */
+    const float *scalar;                      /* [1] of the layer's output, or NULL */
 };
 
 struct rope_table {
@@ -34,6 +39,8 @@ struct model {
     struct layer_weights *layers;
     struct weight embed, head; /* head.impl NULL: tied, the embedding is the head */
     const float *final_norm;
+    struct weight layer_table, layer_proj; /* per-layer inputs: of the id, of the embedding; [n_layer * d_per_layer] wide */
+    const float *layer_proj_norm;          /* [d_per_layer] */
     struct rope_table *ropes;  /* [spec.n_ropes] */
     struct plan plan;
     struct compiled *compiled;
@@ -50,9 +57,10 @@ struct bind_request {
     bool gather_only;
     int32_t n_used;        /* n_stack: experts that one token goes to */
     int32_t n_stack;       /* experts of n / n_stack rows each, as one tensor of three dims or one by one; 0 = a plain matrix */
-    const char *listed;    /* n_stack: printf path of one expert's matrix, with its number */
-    const char *blocks;    /* n_stack: path of the packed tensors that may stand instead (moe_blocks); NULL = none */
-    int32_t i_turn, n_turns; /* blocks: row o is row o * n_turns + i_turn there */
+    const char *listed;    /* n_stack: printf path of one expert's matrix, with its number; NULL = never one by one */
+    const char *published; /* n_stack: path of the tensors that may stand instead (moe_names.published); NULL = none */
+    int32_t i_turn, n_turns; /* published: the i_turn-th of n_turns matrices in one: moe_blocks: row o is row
+                                o * n_turns + i_turn there; plain: in each expert one matrix after the other */
     int64_t first, n_file; /* rows [first, first + n) of a fused matrix of n_file rows; n_file 0: the matrix is not fused */
 };
 /* Look up, check shapes against the config and the quantisation entry, and describe the source. MB_BAD_FORMAT names the

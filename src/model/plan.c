@@ -7,18 +7,21 @@
  *              norm -> mlp_in;  linear gate up; glu -> down_in; linear down (+ residual)
  *   draws -> final norm -> head_in; linear head -> logits; sample
  * With post-norms (gemma) o and down write to `branch`, and a norm adds that to the residual.
+ * Gemma 4: `layer_in` holds what each layer gets of the token itself, made before the first layer; a layer may have a mixture
+ * beside its MLP, and read its keys from an earlier layer's pages.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "model/model_int.h"
 
-#define STEPS_PER_LAYER 16
-#define STEPS_OUTSIDE 8
+#define STEPS_PER_LAYER 32
+#define STEPS_OUTSIDE 12
 
 /* Buffers of the plan; linear inputs by (group) as their readers ask. */
 struct plan_bufs {
     buf_id residual, q, k, v, q_rot, attn, branch, gate, up, router, route, draw_residual, logits;
+    buf_id branch_experts, layer_in, layer_proj, input_gate; /* gemma4 */
     buf_id lora_in, draw_lora_in; /* float copies of what a norm gives to linears; -1 without adapters */
 };
 
@@ -146,11 +149,27 @@ static void add_whole_norm(struct writer *w, int i_layer, buf_id b, int64_t widt
 }
 
 /* residual += norm(branch) */
-static void add_post_norm(struct writer *w, int i_layer, const float *weight)
+static struct plan_step *add_post_norm(struct writer *w, int i_layer, const float *weight)
 {
     struct plan_step *s = add_norm(w, i_layer, w->b.branch, weight);
     s->post_add = true;
     s->add_to = w->b.residual;
+    return s;
+}
+
+/* The norm that ends a layer: (residual + norm(branch)) * the layer's scalar. */
+static void add_last_norm(struct writer *w, int i_layer, const float *weight)
+{
+    const float *scalar = w->m->layers[i_layer].scalar;
+    struct plan_step *s = add_post_norm(w, i_layer, weight);
+    if (scalar && *scalar != 1.0f) s->u.norm.sum_scale = *scalar;
+}
+
+static void add_post_mlp_norm(struct writer *w, int i_layer)
+{
+    const float *weight = w->m->layers[i_layer].post_mlp_norm;
+    if (w->m->spec.d_per_layer > 0) add_post_norm(w, i_layer, weight);
+    else add_last_norm(w, i_layer, weight);
 }
 
 static void add_rope_kv(struct writer *w, int i_layer)
@@ -159,8 +178,9 @@ static void add_rope_kv(struct writer *w, int i_layer)
     const struct layer_spec *l = &spec->layers[i_layer];
     const struct layer_weights *lw = &w->m->layers[i_layer];
     struct plan_step *s = add_step(w, STEP_ROPE_KV, i_layer, w->b.q, w->b.q_rot);
-    s->u.rope_kv.k = w->b.k;
-    s->u.rope_kv.v = w->b.v;
+    s->u.rope_kv.k = l->attn == ATTN_SHARED_KV ? -1 : w->b.k;
+    s->u.rope_kv.v = l->v_is_k ? w->b.k : w->b.v;
+    s->u.rope_kv.v_norm = l->v_norm;
     s->u.rope_kv.q_norm = l->qk_norm_whole ? NULL : lw->q_norm;
     s->u.rope_kv.k_norm = l->qk_norm_whole ? NULL : lw->k_norm;
     s->u.rope_kv.norm_eps = spec->norm_eps;
@@ -183,11 +203,12 @@ static void add_attention(struct writer *w, int i_layer)
     const struct layer_spec *l = &spec->layers[i_layer];
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *qkv[3] = { &lw->q, &lw->k, &lw->v };
+    int n_qkv = l->attn == ATTN_SHARED_KV ? 1 : l->v_is_k ? 2 : 3;
     buf_id in_of[3];
-    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, 3, false, w->b.lora_in, in_of);
+    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, n_qkv, false, w->b.lora_in, in_of);
     struct part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false, 0 }, { &lw->k, lw->k_bias, w->b.k, false, 0 },
                              { &lw->v, lw->v_bias, w->b.v, false, 0 } };
-    add_linears(w, i_layer, parts, in_of, 3, 0);
+    add_linears(w, i_layer, parts, in_of, n_qkv, 0);
     if (l->qk_norm_whole) {
         add_whole_norm(w, i_layer, w->b.q, lw->q.n, lw->q_norm);
         add_whole_norm(w, i_layer, w->b.k, lw->k.n, lw->k_norm);
@@ -211,6 +232,17 @@ static void add_attention(struct writer *w, int i_layer)
     if (spec->post_norms) add_post_norm(w, i_layer, lw->post_attn_norm);
 }
 
+static void add_route(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    struct plan_step *s = add_step(w, STEP_ROUTE, i_layer, w->b.router, w->b.route);
+    s->u.route.n_expert = spec->layers[i_layer].n_expert;
+    s->u.route.top_k = spec->layers[i_layer].top_k;
+    s->u.route.kind = spec->route;
+    s->u.route.normalise = spec->route_normalise;
+    s->u.route.expert_scale = w->m->layers[i_layer].expert_scale;
+}
+
 /* The norm's linear inputs serve the router and the experts alike. */
 static void add_moe(struct writer *w, int i_layer)
 {
@@ -232,12 +264,8 @@ static void add_moe(struct writer *w, int i_layer)
     }
     struct part router = { &lw->router, lw->router_bias, w->b.router, false, 0 };
     add_linears(w, i_layer, &router, in_of, 1, 0);
-    struct plan_step *s = add_step(w, STEP_ROUTE, i_layer, w->b.router, w->b.route);
-    s->u.route.n_expert = l->n_expert;
-    s->u.route.top_k = l->top_k;
-    s->u.route.kind = spec->route;
-    s->u.route.normalise = spec->route_normalise;
-    s = add_step(w, STEP_EXPERTS, i_layer, in_of[1], spec->post_norms ? w->b.branch : -1);
+    add_route(w, i_layer);
+    struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[1], spec->post_norms ? w->b.branch : -1);
     s->add_to = spec->post_norms ? -1 : w->b.residual;
     s->u.experts.route = w->b.route;
     s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, lw->down.k, weight_group(w, &lw->down), false);
@@ -252,7 +280,88 @@ static void add_moe(struct writer *w, int i_layer)
     s->u.experts.top_k = l->top_k;
     s->u.experts.width = l->d_ff;
     s->u.experts.kind = spec->glu;
-    if (spec->post_norms) add_post_norm(w, i_layer, lw->post_mlp_norm);
+    if (spec->post_norms) add_post_mlp_norm(w, i_layer);
+}
+
+/* branch = norm(branch) + norm(experts): the MLP's output is in branch. The router and the experts read the residual, each
+ * through a norm of its own. */
+static void add_side_experts(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    const struct layer_spec *l = &spec->layers[i_layer];
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    const struct weight *router[1] = { &lw->router }, *gate_up[2] = { &lw->expert_gate, &lw->expert_up };
+    buf_id in_of[2];
+    add_norm(w, i_layer, w->b.branch, lw->post_dense_norm)->out = w->b.branch;
+    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->router_norm), "mlp_in", router, 1, false, w->b.lora_in, in_of);
+    struct part part = { &lw->router, NULL, w->b.router, false, 0 };
+    add_linears(w, i_layer, &part, in_of, 1, 0);
+    add_route(w, i_layer);
+    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->pre_experts_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
+    if (in_of[0] != in_of[1]) {
+        w->failed = true;
+        mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
+        return;
+    }
+    struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[0], w->b.branch_experts);
+    s->u.experts.route = w->b.route;
+    s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, lw->expert_down.k, weight_group(w, &lw->expert_down), false);
+    if (s->u.experts.hidden >= 0) w->p->bufs[s->u.experts.hidden].n_slots = l->top_k;
+    s->u.experts.gate = &lw->expert_gate;
+    s->u.experts.up = &lw->expert_up;
+    s->u.experts.down = &lw->expert_down;
+    s->u.experts.n_expert = l->n_expert;
+    s->u.experts.top_k = l->top_k;
+    s->u.experts.width = l->d_expert;
+    s->u.experts.kind = spec->glu;
+    s = add_norm(w, i_layer, w->b.branch_experts, lw->post_experts_norm);
+    s->post_add = true;
+    s->add_to = w->b.branch;
+}
+
+/* residual += norm(out(gelu(gate(residual)) * the layer's share of layer_in)) */
+static void add_layer_input(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    const struct weight *gate[1] = { &lw->input_gate }, *out[1] = { &lw->input_out };
+    buf_id in_of[1];
+    struct plan_step *s = add_norm(w, i_layer, w->b.residual, NULL);
+    s->u.norm.identity = true;
+    add_inputs(w, s, "mlp_in", gate, 1, false, w->b.lora_in, in_of);
+    struct part to = { &lw->input_gate, NULL, w->b.input_gate, false, 0 };
+    add_linears(w, i_layer, &to, in_of, 1, 0);
+    s = add_step(w, STEP_GLU, i_layer, w->b.input_gate, -1);
+    s->u.glu.kind = spec->glu;
+    s->u.glu.up = w->b.layer_in;
+    s->u.glu.up_first = i_layer * spec->d_per_layer;
+    s->u.glu.width = spec->d_per_layer;
+    add_inputs(w, s, "layer_gated", out, 1, false, w->b.input_gate, in_of);
+    struct part back = { &lw->input_out, NULL, w->b.branch, false, 0 };
+    add_linears(w, i_layer, &back, in_of, 1, 0);
+    add_last_norm(w, i_layer, lw->post_input_norm);
+}
+
+/* layer_in = (table row * sqrt(width) + norm of each layer's piece of proj(residual) / sqrt(d_model)) / sqrt(2) */
+static void add_layer_inputs(struct writer *w)
+{
+    struct model *m = w->m;
+    const struct weight *proj[1] = { &m->layer_proj };
+    buf_id in_of[1];
+    struct plan_step *s = add_step(w, STEP_EMBED, -1, -1, w->b.layer_in);
+    s->u.embed.table = &m->layer_table;
+    s->u.embed.scale = __builtin_sqrtf((float)m->spec.d_per_layer);
+    s->u.embed.ids_only = true;
+    s = add_norm(w, -1, w->b.residual, NULL);
+    s->u.norm.identity = true;
+    add_inputs(w, s, "mlp_in", proj, 1, false, w->b.lora_in, in_of);
+    struct part part = { &m->layer_proj, NULL, w->b.layer_proj, false, (float)(1.0 / __builtin_sqrt((double)m->spec.d_model)) };
+    add_linears(w, -1, &part, in_of, 1, 0);
+    s = add_norm(w, -1, w->b.layer_proj, m->layer_proj_norm);
+    s->u.norm.n_pieces = m->spec.n_layer;
+    s->u.norm.sum_scale = 0.70710678118654752440f;
+    s->post_add = true;
+    s->add_to = w->b.layer_in;
 }
 
 static void add_mlp(struct writer *w, int i_layer)
@@ -272,7 +381,8 @@ static void add_mlp(struct writer *w, int i_layer)
     add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of); /* act(gate) * up takes the place of gate */
     struct part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
     add_linears(w, i_layer, &out, in_of, 1, 0);
-    if (spec->post_norms) add_post_norm(w, i_layer, lw->post_mlp_norm);
+    if (spec->layers[i_layer].mlp == MLP_GATED_MOE) add_side_experts(w, i_layer);
+    if (spec->post_norms) add_post_mlp_norm(w, i_layer);
 }
 
 static void add_head(struct writer *w)
@@ -290,14 +400,16 @@ static void add_head(struct writer *w)
 static void add_all_bufs(struct writer *w)
 {
     const struct model_spec *s = &w->m->spec;
-    int64_t nq = 0, nkv = 0, ff = 0, n_expert = 0, top_k = 0;
+    int64_t nq = 0, nkv = 0, ff = 0, n_expert = 0, top_k = 0, n_in = (int64_t)s->n_layer * s->d_per_layer;
+    bool beside = false;
     for (int i = 0; i < s->n_layer; i++) {
         const struct layer_spec *l = &s->layers[i];
         if ((int64_t)l->n_head * l->head_dim > nq) nq = (int64_t)l->n_head * l->head_dim;
         if ((int64_t)l->n_head_kv * l->head_dim > nkv) nkv = (int64_t)l->n_head_kv * l->head_dim;
-        if (l->mlp == MLP_GATED && l->d_ff > ff) ff = l->d_ff;
-        if (l->mlp == MLP_MOE && l->n_expert > n_expert) n_expert = l->n_expert;
-        if (l->mlp == MLP_MOE && l->top_k > top_k) top_k = l->top_k;
+        if (l->mlp != MLP_MOE && l->d_ff > ff) ff = l->d_ff;
+        if (l->mlp != MLP_GATED && l->n_expert > n_expert) n_expert = l->n_expert;
+        if (l->mlp != MLP_GATED && l->top_k > top_k) top_k = l->top_k;
+        beside = beside || l->mlp == MLP_GATED_MOE;
     }
     w->b.residual = add_buf(w, "residual", BUF_F32, s->d_model, 0, false);
     w->b.q = add_buf(w, "q", BUF_F32, nq, 0, false);
@@ -310,6 +422,10 @@ static void add_all_bufs(struct writer *w)
     w->b.up = ff > 0 ? add_buf(w, "up", BUF_F32, ff, 0, false) : -1;
     w->b.router = n_expert > 0 ? add_buf(w, "router", BUF_F32, n_expert, 0, false) : -1;
     w->b.route = top_k > 0 ? add_buf(w, "route", BUF_F32, 2 * top_k, 0, false) : -1;
+    w->b.branch_experts = beside ? add_buf(w, "branch_experts", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.layer_in = n_in > 0 ? add_buf(w, "layer_in", BUF_F32, n_in, 0, false) : -1;
+    w->b.layer_proj = n_in > 0 ? add_buf(w, "layer_proj", BUF_F32, n_in, 0, false) : -1;
+    w->b.input_gate = n_in > 0 ? add_buf(w, "input_gate", BUF_F32, s->d_per_layer, 0, false) : -1;
     w->b.draw_residual = add_buf(w, "draw_residual", BUF_F32, s->d_model, 0, true);
     w->b.lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "lora_in", BUF_F32, s->d_model, 0, false) : -1;
     w->b.draw_lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "draw_lora_in", BUF_F32, s->d_model, 0, true) : -1;
@@ -335,14 +451,17 @@ mb_status plan_build(struct model *m, mb_error *err)
     struct plan_step *e = add_step(&w, STEP_EMBED, -1, -1, w.b.residual);
     e->u.embed.table = &m->embed;
     e->u.embed.scale = m->spec.embed_scale;
+    if (m->spec.d_per_layer > 0) add_layer_inputs(&w);
     for (int i = 0; i < m->spec.n_layer; i++) {
         p->layer_first[i] = p->n_steps;
         add_attention(&w, i);
         if (m->spec.layers[i].mlp == MLP_MOE) add_moe(&w, i);
         else add_mlp(&w, i);
+        if (m->spec.d_per_layer > 0) add_layer_input(&w, i);
     }
     p->layer_first[m->spec.n_layer] = p->n_steps;
     p->boundary[p->n_boundary++] = w.b.residual;
+    if (m->spec.d_per_layer > 0) p->boundary[p->n_boundary++] = w.b.layer_in;
     add_head(&w);
     if (w.failed) return err && err->code != MB_OK ? err->code : mb_fail(err, MB_INTERNAL, "the plan outgrew its limits");
     return MB_OK;

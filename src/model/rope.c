@@ -44,6 +44,7 @@ static mb_status read_factors(struct model_spec *s, const json_t *scaling, const
 static const struct { const char *name; enum rope_kind kind; } rope_names[] = {
     { "default", ROPE_DEFAULT }, { "linear", ROPE_LINEAR }, { "dynamic", ROPE_DYNAMIC }, { "llama3", ROPE_LLAMA3 },
     { "yarn", ROPE_YARN },       { "deepseek_yarn", ROPE_YARN }, { "longrope", ROPE_LONGROPE }, { "su", ROPE_LONGROPE },
+    { "proportional", ROPE_PROPORTIONAL },
 };
 
 static mb_status read_kind(const json_t *scaling, enum rope_kind *out, mb_error *err)
@@ -59,7 +60,7 @@ static mb_status read_kind(const json_t *scaling, enum rope_kind *out, mb_error 
         }
     return mb_fail_at(err, MB_UNSUPPORTED, "rope_scaling",
                       "config.json: rope scaling type %.64s is not known; this version has default, linear, dynamic, "
-                      "llama3, yarn and longrope", type);
+                      "llama3, yarn, longrope and proportional", type);
 }
 
 /* The scaling object and theta may be nested (rope_parameters) or lie at the top level. */
@@ -84,7 +85,7 @@ mb_status rope_params_read(struct model_spec *s, const json_t *c, const char *th
     if (!json_is_object(scaling)) return MB_OK;
     MB_TRY(read_kind(scaling, &out->kind, err));
     if (out->kind == ROPE_DEFAULT) return MB_OK;
-    MB_TRY(config_float_or(scaling, "factor", 0, &factor, err));
+    MB_TRY(config_float_or(scaling, "factor", out->kind == ROPE_PROPORTIONAL ? 1 : 0, &factor, err));
     MB_TRY(config_float_or(scaling, "original_max_position_embeddings", 0, &original, err));
     if (original == 0) MB_TRY(config_float_or(c, "original_max_position_embeddings", 0, &original, err));
     if (original == 0) original = s->n_context;
@@ -92,6 +93,11 @@ mb_status rope_params_read(struct model_spec *s, const json_t *c, const char *th
     if (!(factor > 0) || !(original >= 1))
         return mb_fail_at(err, MB_BAD_FORMAT, "rope_scaling", "config.json: rope_scaling.factor is missing or not above 0");
     out->factor = factor;
+    if (out->kind == ROPE_PROPORTIONAL) {
+        out->n_turning = out->n_rot;
+        out->n_rot = head_dim;
+        return MB_OK;
+    }
     out->original_context = (int32_t)original;
     MB_TRY(config_float_or(scaling, "low_freq_factor", 1, &out->low_freq_factor, err));
     MB_TRY(config_float_or(scaling, "high_freq_factor", 4, &out->high_freq_factor, err));
@@ -169,6 +175,7 @@ static double inv_freq(const struct rope_params *r, int32_t n_context, int i, in
     }
     double inv = 1 / mb_pow_d(base, 2.0 * i / r->n_rot);
     switch (r->kind) {
+    case ROPE_PROPORTIONAL: return 2 * i < r->n_turning ? inv / r->factor : 0;
     case ROPE_LINEAR: return inv / r->factor;
     case ROPE_LLAMA3: return llama3_inv_freq(r, inv);
     case ROPE_YARN: return yarn_inv_freq(r, inv, i);

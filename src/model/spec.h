@@ -12,14 +12,14 @@
 #include "ops/plan.h"
 
 enum attn_kind { ATTN_FULL = 0, ATTN_SLIDING, ATTN_SHARED_KV, ATTN_MLA, ATTN_GATED_DELTA, ATTN_NONE };
-enum mlp_kind { MLP_GATED = 0, MLP_MOE, MLP_NONE };
-enum rope_kind { ROPE_DEFAULT = 0, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE };
+enum mlp_kind { MLP_GATED = 0, MLP_MOE, MLP_NONE, MLP_GATED_MOE /* both, side by side (gemma4) */ };
+enum rope_kind { ROPE_DEFAULT = 0, ROPE_LINEAR, ROPE_DYNAMIC, ROPE_LLAMA3, ROPE_YARN, ROPE_LONGROPE, ROPE_PROPORTIONAL };
 
 /* Position encoding of a layer; layers with equal parameters share one table. */
 struct rope_params {
     enum rope_kind kind;
     double theta;
-    double factor;                   /* LINEAR, DYNAMIC, LLAMA3, YARN */
+    double factor;                   /* LINEAR, DYNAMIC, LLAMA3, YARN, PROPORTIONAL */
     double low_freq_factor, high_freq_factor; /* LLAMA3 */
     int32_t original_context;        /* LLAMA3, YARN, LONGROPE, DYNAMIC */
     double beta_fast, beta_slow;     /* YARN */
@@ -28,6 +28,7 @@ struct rope_params {
     bool truncate;                   /* YARN: correction range rounded to whole dims (default true) */
     const double *short_factor, *long_factor; /* LONGROPE: [n_rot/2], in the spec's arena */
     int32_t n_rot;                   /* rotated dims (partial_rotary_factor * head_dim) */
+    int32_t n_turning;               /* PROPORTIONAL: pairs over the whole head, of which those of so many dims turn */
     bool interleaved;
 };
 
@@ -36,7 +37,8 @@ struct layer_spec {
     enum mlp_kind mlp;
     int32_t n_head, n_head_kv, head_dim;
     int32_t d_ff;                    /* intermediate size; MLP_MOE: of one expert */
-    int32_t n_expert, top_k;         /* MLP_MOE */
+    int32_t n_expert, top_k;         /* MLP_MOE, MLP_GATED_MOE */
+    int32_t d_expert;                /* MLP_GATED_MOE: intermediate size of one expert; d_ff is the dense MLP's */
     int32_t window;                  /* ATTN_SLIDING: keys a query sees, itself included */
     int32_t i_rope;                  /* index in model_spec.ropes; -1 = no position encoding */
     int16_t i_kind, i_in_kind;       /* KV kind and place in it (set by model_spec_finish) */
@@ -45,14 +47,25 @@ struct layer_spec {
     float attn_softcap;              /* 0 = none */
     bool qk_norm;                    /* RMS norm of each q and k head, weights self_attn.{q,k}_norm */
     bool qk_norm_whole;              /* the same over all heads at once (olmo2) */
+    bool v_norm;                     /* RMS norm of each v head, without weights (gemma4) */
+    bool v_is_k;                     /* no v_proj: values are what k_proj gives, before norm and rotation (gemma4) */
 };
 
 /* Module names of the norms of a layer; the two behind the blocks are read with post_norms only. */
 struct norm_names { const char *attn, *post_attn, *mlp, *post_mlp; };
 
 /* Module names of a mixture: `router` and `stacked` (gate_proj, up_proj, down_proj of all experts in one tensor of three
- * dims) below the layer; or one by one: `listed` with the number of the expert, then its own three names. */
-struct moe_names { const char *router, *stacked, *listed, *gate, *up, *down; };
+ * dims) below the layer; or one by one: `listed` with the number of the expert, then its own three names; or `published`,
+ * where gate and up are one tensor: in plain floats each expert's rows of gate before those of up, or as moe_blocks says. */
+struct moe_names {
+    const char *router, *stacked;
+    const char *listed, *gate, *up, *down; /* listed NULL: never one by one */
+    const char *published;                 /* module of the model's own files: gate_up_proj and down_proj of all experts; NULL = none */
+};
+
+/* Names of what a mixture beside a dense MLP has of its own: the router's norm and the weight of each expert; norms before the
+ * experts, after the dense MLP, after the experts. */
+struct moe_side_names { const char *router_norm, *expert_scale, *pre_experts, *post_dense, *post_experts; };
 
 struct model_spec {
     const char *model_type;          /* as in config.json */
@@ -72,6 +85,10 @@ struct model_spec {
     const struct moe_names *moe;     /* static; NULL: no layer is MLP_MOE */
     enum route_kind route;
     bool route_normalise;
+    const struct moe_side_names *moe_side; /* MLP_GATED_MOE; static */
+    int32_t d_per_layer;             /* per-layer inputs: width of a layer's share; 0 = none (gemma4) */
+    int32_t n_vocab_per_layer;       /* rows of their table */
+    bool layer_scalar;               /* a layer's output times layers.N.layer_scalar (gemma4) */
     float embed_scale;               /* 1 = none */
     float logit_softcap;             /* 0 = none */
     float logit_scale;               /* 0 = none: of the logits, before the cap (granite, minicpm) */
@@ -79,8 +96,8 @@ struct model_spec {
     bool tied_head;
     bool attn_bias_qkv, attn_bias_o, mlp_bias;
     bool moe_bias;                   /* the router and every expert's three matrices have one */
-    bool moe_blocks;                 /* stacked experts may also lie as published: gate_up_proj_{blocks,scales,bias}, whose
-                                        rows are of gate and up in turn, and down_proj_{...}; mxfp4 */
+    bool moe_blocks;                 /* published experts are gate_up_proj_{blocks,scales,bias}, whose rows are of gate and up
+                                        in turn, and down_proj_{...}; mxfp4 */
     bool attn_sinks;                 /* one more logit of each head's softmax, without a value: self_attn.sinks */
     int32_t eos_ids[16];             /* config.json and generation_config.json, union (B-034) */
     int32_t n_eos;

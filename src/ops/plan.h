@@ -39,7 +39,7 @@ struct plan_buf {
 typedef int16_t buf_id; /* -1 = none */
 
 enum step_op {
-    STEP_EMBED,   /* ids -> out: row of the table * scale; embed spans override */
+    STEP_EMBED,   /* ids -> out: row of the table * scale; embed spans override, but in per-layer inputs */
     STEP_NORM,    /* RMS norm of `in`; writes float and/or linear inputs, or adds to the residual */
     STEP_LINEAR,  /* one linear input, up to PLAN_MAX_PARTS weights that share it */
     STEP_ROPE_KV, /* q, k, v -> normalised, rotated q' in `out`; K and V written to their page */
@@ -97,9 +97,14 @@ struct plan_step {
     buf_id add_to;        /* STEP_NORM with post_add */
     struct plan_tap *tap; /* of the main input, before the step */
     union {
-        struct { const struct weight *table; float scale; } embed; /* scale 1 = none */
-        struct { const float *weight; float eps; bool identity; } norm; /* [width] f32, (1 + w) already folded; NULL = ones;
-                                                                           identity: no norm, `in` as it is */
+        struct { const struct weight *table; float scale; bool ids_only; } embed; /* scale 1 = none; ids_only: spans do not override */
+        struct {
+            const float *weight;       /* [width / n_pieces] f32, (1 + w) already folded; NULL = ones */
+            float eps;
+            bool identity;             /* no norm, `in` as it is */
+            int32_t n_pieces;          /* a row is so many vectors, each normalised by itself; 0 = 1 */
+            float sum_scale;           /* post_add: add_to becomes (add_to + result) * sum_scale; 0 = no product */
+        } norm;
         struct {
             int32_t n_parts;
             struct {
@@ -115,6 +120,7 @@ struct plan_step {
         struct {
             buf_id k, v;               /* in = q; -1: this layer has no K/V of its own (shared KV) */
             const float *q_norm, *k_norm; /* [head_dim] f32 or NULL */
+            bool v_norm;               /* v heads get an RMS norm without weights; v may be the same buffer as k */
             float norm_eps;
             struct rope_spec rope;
             float q_scale;             /* c: attention scale, times log2(e) unless softcap */
@@ -129,11 +135,12 @@ struct plan_step {
             bool causal;               /* false: bidirectional (towers) */
             const float *sinks;        /* [n_head] f32, times log2(e): one more logit of each head, without a value; or NULL */
         } attend;
-        struct { enum glu_kind kind; buf_id up; int32_t width; } glu; /* in = gate */
+        struct { enum glu_kind kind; buf_id up; int32_t width, up_first; } glu; /* in = gate; columns of up from up_first on */
         struct {                       /* in: [n_expert] logits; out: [top_k] ids (exact floats, rising), [top_k] weights */
             int32_t n_expert, top_k;
             enum route_kind kind;
             bool normalise;            /* the chosen weights sum to 1 */
+            const float *expert_scale; /* [n_expert]: then each times its expert's; NULL = none */
         } route;
         struct {                       /* in: linear input of gate and up; add_to: buffer that the sum is added to, or out */
             buf_id route;              /* what STEP_ROUTE wrote */

@@ -16,13 +16,13 @@ static int setup(void **state)
 static void test_pages(void **state)
 {
     (void)state;
-    static const int dims[] = { 64, 128, 80, 96, 32, 256, 16, 112 };
-    for (int c = 0; c < 96; c++) {
+    static const int dims[] = { 64, 128, 80, 96, 32, 256, 16, 112, 512 };
+    for (int c = 0; c < 108; c++) {
         enum kv_format f = (enum kv_format)(c % 3);
-        int64_t d = dims[c / 3 % 8];
+        int64_t d = dims[c / 3 % 9];
         size_t size = kv_head_bytes(f, d);
         struct kt_buf want = kt_alloc(size);
-        float k[256], v[256], k2[256], v2[256];
+        float k[512], v[512], k2[512], v2[512];
         memset(want.p, 0, size);
         for (int key = 0; key < 64; key += 1 + kt_below(5)) {
             for (int64_t i = 0; i < d; i++) {
@@ -84,7 +84,7 @@ static struct seq seq_make(enum kv_format f, int64_t d, int n_key, int n_row, in
     s.hi = malloc((size_t)n_row * 4);
     expect_nan_rest(&s);
     for (int i = 0; i < n_key; i++) {
-        float k[256], v[256];
+        float k[512], v[512];
         for (int64_t j = 0; j < d; j++) {
             k[j] = kt_value();
             v[j] = kt_value();
@@ -207,10 +207,10 @@ static void check(enum kv_format f, int64_t d, int n_key, int n_row, int window,
 static void test_attention_levels(void **state)
 {
     (void)state;
-    static const int dims[] = { 64, 128, 256, 80, 96, 32 };
+    static const int dims[] = { 64, 128, 256, 80, 96, 32, 512 };
     static const int keys[] = { 1, 63, 64, 65, 200, 511, 512, 513, 700, 1100, 2000 };
-    for (int c = 0; c < 66; c++)
-        check((enum kv_format)(c % 3), dims[c % 6], keys[c % 11], 1 + kt_below(c % 4 == 0 ? 50 : 9),
+    for (int c = 0; c < 77; c++)
+        check((enum kv_format)(c % 3), dims[c % 7], keys[c % 11], 1 + kt_below(c % 4 == 0 ? 50 : 9),
               c % 5 == 1 ? 100 : c % 5 == 3 ? 1 + kt_below(700) : 0, c % 7 == 2 ? 20.0f : 0.0f);
 }
 

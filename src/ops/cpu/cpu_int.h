@@ -182,7 +182,7 @@ void cpu_sample_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
 void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate, const float *up, int64_t n, float *y);
 /* step_rows.c: columns [col0, col1) of row i of a gated MLP; y: scratch of the whole width. */
 void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y);
-/* step_rope.c: head h of token i: q' to y; K (through tmp, head_dim floats) and V into their page. */
+/* step_rope.c: head h of token i: q' to y; K and V (through tmp, twice head_dim floats) into their page. */
 void cpu_rope_q(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *y);
 void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *tmp);
 /* step_attend.c: does a KV head's share of the output hold whole groups of every linear input written? */

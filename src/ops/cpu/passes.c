@@ -141,7 +141,7 @@ static void deal(struct builder *b, struct cpu_pass *p, const struct part *parts
 /* Do the parts compute exactly the two inputs of this glu, each from column 0? */
 static bool glu_fits(const struct plan_step *g, const struct part *parts, int n_parts)
 {
-    if (g->op != STEP_GLU || n_parts != 2) return false;
+    if (g->op != STEP_GLU || n_parts != 2 || g->u.glu.up_first != 0) return false;
     bool gate = false, up = false;
     for (int i = 0; i < 2; i++) {
         buf_id out = parts[i].s->u.linear.part[parts[i].i_part].out;

@@ -63,9 +63,9 @@ static void route_row(struct compiled *c, const struct plan_step *s, int64_t i)
     pick(x, n, top_k, ids);
     for (int32_t j = 0; j < top_k; j++) w[j] = x[(int32_t)ids[j]];
     if (s->u.route.kind == ROUTE_SOFTMAX_CHOSEN) softmax(w, top_k);
-    if (!s->u.route.normalise) return;
-    for (int32_t j = 0; j < top_k; j++) sum += w[j];
-    for (int32_t j = 0; j < top_k; j++) w[j] = w[j] / sum;
+    for (int32_t j = 0; s->u.route.normalise && j < top_k; j++) sum += w[j];
+    for (int32_t j = 0; s->u.route.normalise && j < top_k; j++) w[j] = w[j] / sum;
+    for (int32_t j = 0; s->u.route.expert_scale && j < top_k; j++) w[j] = w[j] * s->u.route.expert_scale[(int32_t)ids[j]];
 }
 
 int64_t cpu_route_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)

@@ -39,8 +39,12 @@ void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i,
         __atomic_store_n(&b->results[b->row_of[i]].status, MB_INTERNAL, __ATOMIC_RELAXED);
         return;
     }
-    c->dev->kernels.kv_write((enum kv_format)c->plan->kinds[s->u.rope_kv.i_kind].format, d, b->index[i] % KV_PAGE_TOKENS, tmp,
-                             cpu_row_f32(c, s->u.rope_kv.v, i) + h * d, area);
+    const float *v = cpu_row_f32(c, s->u.rope_kv.v, i) + h * d;
+    if (s->u.rope_kv.v_norm) {
+        c->dev->kernels.rmsnorm(v, NULL, d, s->u.rope_kv.norm_eps, tmp + d);
+        v = tmp + d;
+    }
+    c->dev->kernels.kv_write((enum kv_format)c->plan->kinds[s->u.rope_kv.i_kind].format, d, b->index[i] % KV_PAGE_TOKENS, tmp, v, area);
 }
 
 /* Tokens of a tile: one head of a stretch of a page's lines. */

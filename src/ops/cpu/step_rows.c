@@ -14,10 +14,10 @@ static void embed_row(struct compiled *c, const struct plan_step *s, int64_t i)
     const struct cpu_batch *b = &c->batch;
     const struct row *r = &b->rows[b->row_of[i]];
     int32_t j = (int32_t)(i - b->row_first[b->row_of[i]]);
-    int64_t d = c->plan->d_model;
+    int64_t d = c->plan->bufs[s->out].width;
     float *out = cpu_row_f32(c, s->out, i);
     const float *given = NULL;
-    for (int32_t e = 0; e < r->n_embeds; e++)
+    for (int32_t e = 0; e < r->n_embeds && !s->u.embed.ids_only; e++)
         if (j >= r->embeds[e].first && j < r->embeds[e].first + r->embeds[e].n)
             given = r->embeds[e].data + (int64_t)(j - r->embeds[e].first) * d;
     if (given) {
@@ -31,10 +31,13 @@ static void embed_row(struct compiled *c, const struct plan_step *s, int64_t i)
 static void norm_row(struct compiled *c, const struct plan_step *s, int64_t i, float *y)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t width = c->plan->bufs[s->in].width;
-    if (s->u.norm.identity) memcpy(y, cpu_row_f32(c, s->in, i), (size_t)width * sizeof *y);
-    else k->rmsnorm(cpu_row_f32(c, s->in, i), s->u.norm.weight, width, s->u.norm.eps, y);
+    const float *x = cpu_row_f32(c, s->in, i);
+    int64_t width = c->plan->bufs[s->in].width, piece = width / (s->u.norm.n_pieces > 1 ? s->u.norm.n_pieces : 1);
+    if (s->u.norm.identity) memcpy(y, x, (size_t)width * sizeof *y);
+    for (int64_t at = 0; at < width && !s->u.norm.identity; at += piece)
+        k->rmsnorm(x + at, s->u.norm.weight, piece, s->u.norm.eps, y + at);
     if (s->post_add) k->add(cpu_row_f32(c, s->add_to, i), y, width);
+    if (s->post_add && s->u.norm.sum_scale != 0) k->scale(cpu_row_f32(c, s->add_to, i), width, s->u.norm.sum_scale);
     if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i), y, (size_t)width * sizeof *y);
     cpu_write_inputs(c, s->outs, i, y, 0, width);
 }
@@ -97,7 +100,7 @@ void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate,
 
 void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y)
 {
-    const float *gate = cpu_row_f32(c, s->in, i) + col0, *up = cpu_row_f32(c, s->u.glu.up, i) + col0;
+    const float *gate = cpu_row_f32(c, s->in, i) + col0, *up = cpu_row_f32(c, s->u.glu.up, i) + s->u.glu.up_first + col0;
     cpu_glu(&c->dev->kernels, s->u.glu.kind, gate, up, col1 - col0, y + col0);
     if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i) + col0, y + col0, (size_t)(col1 - col0) * sizeof *y);
     cpu_write_inputs(c, s->outs, i, y, col0, col1);
