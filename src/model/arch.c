@@ -20,6 +20,7 @@ static const char *const glm4_types[] = { "glm4", NULL };
 static const char *const gemma_types[] = { "gemma", NULL };
 static const char *const gemma2_types[] = { "gemma2", NULL };
 static const char *const gemma3_types[] = { "gemma3_text", "gemma3", NULL };
+static const char *const gemma4_types[] = { "gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified", NULL };
 
 static const struct arch_row rows[] = {
     { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral with or without its window" },
@@ -38,6 +39,7 @@ static const struct arch_row rows[] = {
     { "gemma", gemma_types, arch_read_gemma, KV_F16, "Gemma 1" },
     { "gemma2", gemma2_types, arch_read_gemma2, KV_F16, "Gemma 2: soft caps, every other layer a window, post-norms" },
     { "gemma3", gemma3_types, arch_read_gemma3, KV_F16, "Gemma 3 text: windows, two rope bases, post-norms" },
+    { "gemma4", gemma4_types, arch_read_gemma4, KV_F16, "Gemma 4 text: shared keys, per-layer inputs, a mixture beside the MLP" },
 };
 
 const struct arch_row *arch_rows(size_t *n)

@@ -247,6 +247,12 @@ static void test_phi3(void **state)
     check_label("phi3");
     check_label("phi3-window");
 }
+static void test_gemma4(void **state) /* MOD-010, MOD-012, MOD-015, MOD-016, MOD-017 */
+{
+    check_label("gemma4");
+    check_label("gemma4-kv");
+}
+static void test_gemma4_moe(void **state) { check_label("gemma4-moe"); } /* MOD-013 */
 static void test_glm4(void **state) { check_label("glm4"); }
 static void test_gemma(void **state) { check_label("gemma"); }
 static void test_gemma2(void **state)
@@ -274,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_granite), cmocka_unit_test(test_minicpm), cmocka_unit_test(test_olmo2), cmocka_unit_test(test_olmo3),
         cmocka_unit_test(test_qwen3_moe), cmocka_unit_test(test_mixtral),
         cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_b113_fp_formats),
+        cmocka_unit_test(test_gemma4), cmocka_unit_test(test_gemma4_moe),
         cmocka_unit_test(test_gemma2), cmocka_unit_test(test_b112_rope_scalings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

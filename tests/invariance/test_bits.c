@@ -131,6 +131,12 @@ static void test_phi3_bits(void **state) { check_family("phi3"); }
 static void test_glm4_bits(void **state) { check_family("glm4"); }
 static void test_gemma_bits(void **state) { check_family("gemma"); }
 static void test_gemma2_bits(void **state) { check_family("gemma2"); }
+static void test_gemma4_bits(void **state)
+{
+    check_family("gemma4");
+    check_family("gemma4-kv");
+    check_family("gemma4-moe");
+}
 
 static int load(void **state)
 {
@@ -165,7 +171,7 @@ int main(void)
         cmocka_unit_test(test_gpt_oss_bits), cmocka_unit_test(test_fp_formats_bits),
         cmocka_unit_test(test_granite_bits), cmocka_unit_test(test_minicpm_bits), cmocka_unit_test(test_olmo2_bits),
         cmocka_unit_test(test_olmo3_bits), cmocka_unit_test(test_smollm3_bits), cmocka_unit_test(test_phi3_bits), cmocka_unit_test(test_glm4_bits),
-        cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits),
+        cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits), cmocka_unit_test(test_gemma4_bits),
     };
     return cmocka_run_group_tests(tests, load, store);
 }

@@ -1,11 +1,12 @@
 /* test_engine_model.c: the engine over the tiny checkpoints on the CPU backend: alone, among strangers, in chunks, from
  * the prefix cache, preempted, forked: the same ids and log-probabilities, bit for bit (design.md section 1; B-094).
- * gemma3 has windows of a few dozen tokens, so hits in mid page and pages that leave the window are met. */
+ * gemma3 has windows of a few dozen tokens, so hits in mid page and pages that leave the window are met; in gemma4 the last
+ * layers read pages that earlier layers wrote, of either kind (MOD-011, MOD-016, MOD-017). */
 #include "unit/engine_rig.h"
 
 #include "engine/open.h"
 
-static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2", "qwen3_moe" };
+static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2", "qwen3_moe", "gemma4", "gemma4-moe" };
 enum { N_MODELS = sizeof models / sizeof models[0], PROMPT = 150, DRAWN = 40 };
 
 struct setup {

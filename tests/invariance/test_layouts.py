@@ -67,13 +67,23 @@ def publish(tensors):
                 tensors[stack + name + out] = [dt, [e, n, *k], data]
 
 
+FORMATS = {4: (4, 32), 8: (8, 32), 16: (8, 64)}     # words of codes a group -> bits, group: as the tiny checkpoints have them
+
+
+def plain(tensors, but="-"):
+    """Packed matrices in bfloat16, but for those with `but` in the name."""
+    for module in [n[:-len(".scales")] for n in tensors if n.endswith(".scales") and but not in n]:
+        (_, shape, codes), (_, groups, s), (_, _, b) = (tensors.pop(module + k) for k in (".weight", ".scales", ".biases"))
+        bits, group = FORMATS[shape[-1] // groups[-1]]
+        s, b = (struct.unpack(f"<{len(d) // 2}f", b"".join(b"\0\0" + d[i:i + 2] for i in range(0, len(d), 2))) for d in (s, b))
+        codes = codes if bits == 8 else [c >> shift & 15 for c in codes for shift in (0, 4)]
+        tensors[module + ".weight"] = ["BF16", [*shape[:-1], groups[-1] * group],
+                                       rig.bf16(c * s[i // group] + b[i // group] for i, c in enumerate(codes))]
+
+
 def plain_rest(tensors):
     """Everything but the experts in bfloat16, as published."""
-    for module in [n[:-len(".scales")] for n in tensors if n.endswith(".scales") and ".experts." not in n]:
-        _, (n_out, n_words), codes = tensors.pop(module + ".weight")
-        s, b = (struct.unpack(f"<{len(d) // 2}f", b"".join(b"\0\0" + d[i:i + 2] for i in range(0, len(d), 2)))
-                for _, _, d in (tensors.pop(module + k) for k in (".scales", ".biases")))
-        tensors[module + ".weight"] = ["BF16", [n_out, 4 * n_words], rig.bf16(c * s[i // 64] + b[i // 64] for i, c in enumerate(codes))]
+    plain(tensors, but=".experts.")
 
 
 def test_gpt_oss_as_published(tmp_path):
@@ -124,3 +134,65 @@ def test_a_missing_expert_is_named(tmp_path):
     model = rig.copy_model(tmp_path, "qwen3_moe", tensors=change)
     done = subprocess.run([MLX_BUN, "generate", str(model), "--prompt", "x", "--max-tokens", "1"], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and "model.layers.2.mlp.experts.5.up_proj.weight" in done.stderr
+
+
+def in_published_folder(tensors):
+    """Gemma 4's own files: model.language_model. in front; gate and up of all experts in one tensor, without ".weight"."""
+    for name in list(tensors):
+        tensors["model.language_model." + name.removeprefix("language_model.").removeprefix("model.")] = tensors.pop(name)
+    for name in [n for n in tensors if n.endswith("experts.switch_glu.gate_proj.weight")]:
+        up = name.replace("gate_proj", "up_proj")
+        (dtype, (n_expert, n, k), gate), (_, _, up) = tensors.pop(name), tensors.pop(up)
+        size = len(gate) // n_expert
+        at = name.replace("switch_glu.gate_proj.weight", "gate_up_proj")
+        tensors[at] = [dtype, [n_expert, 2 * n, k], b"".join(p[e * size:(e + 1) * size] for e in range(n_expert) for p in (gate, up))]
+        tensors[at.replace("gate_up_proj", "down_proj")] = tensors.pop(name.replace("gate_proj", "down_proj"))
+
+
+@pytest.mark.parametrize("family", ["gemma4-kv", "gemma4-moe"])
+def test_gemma4_as_published(family, tmp_path):
+    """MOD-003: plain MLX names and the names of the model's own files; a tower's tensors are passed over (MOD-019)."""
+    def both(tensors):
+        plain(tensors)
+        in_published_folder(tensors)
+        tensors["model.vision_tower.std_scale"] = ["BF16", [2], bytes(4)]
+    config = json.loads((rig.TINY / family / "config.json").read_text())
+    wrapped = {"model_type": "gemma4", "text_config": config.get("text_config", config), "quantization": None, "vision_config": {}}
+    mlx = rig.copy_model(tmp_path / "mlx", family, tensors=plain, config={"quantization": None})
+    published = rig.copy_model(tmp_path / "hf", family, tensors=both, config=wrapped)
+    drop = lambda v: {k: x for k, x in v.items() if k != "model"}  # noqa: E731
+    assert drop(scores(mlx, tmp_path)) == drop(scores(published, tmp_path))
+
+
+def test_gemma4_keys_of_sharing_layers_are_passed_over(tmp_path):
+    """MOD-016: published files hold k_proj, v_proj, k_norm of layers that never use them."""
+    def add(tensors):
+        for name in [n for n in tensors if ".layers.2.self_attn.k_proj" in n or ".layers.2.self_attn.v_proj" in n]:
+            tensors[name.replace(".2.", ".3.")] = [tensors[name][0], tensors[name][1], bytes(len(tensors[name][2]))]
+    drop = lambda v: {k: x for k, x in v.items() if k != "model"}  # noqa: E731
+    assert drop(scores(rig.TINY / "gemma4", tmp_path)) == drop(scores(rig.copy_model(tmp_path, "gemma4", tensors=add), tmp_path))
+
+
+@pytest.mark.parametrize("family, change, text", [
+    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+    ("gemma4", {"hidden_activation": "silu"}, "hidden_activation is silu"),
+    ("gemma4", {"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
+    ("gemma4", {"vocab_size_per_layer_input": 256}, "vocab_size_per_layer_input"),
+    ("gemma4-moe", {"top_k_experts": 9}, "top_k_experts"),
+    ("gemma4-moe", {"moe_intermediate_size": 40}, "multiples of 16"),
+    ("gemma4", {"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}}, "turns a part of the head"),
+])
+def test_gemma4_refusals_by_name(family, change, text, tmp_path):
+    assert text in refusal(rig.copy_model(tmp_path, family, config=change))
+
+
+def test_gemma4_expert_tensors_are_checked(tmp_path):
+    """B-113"""
+    def narrow(tensors):
+        plain(tensors)
+        in_published_folder(tensors)
+        at = "model.language_model.layers.1.experts.gate_up_proj"
+        dtype, (e, n, k), data = tensors[at]
+        tensors[at] = [dtype, [e, n // 2, k], data[:len(data) // 2]]
+    words = refusal(rig.copy_model(tmp_path, "gemma4-moe", tensors=narrow, config={"quantization": None}))
+    assert "model.language_model.layers.1.experts.gate_up_proj" in words and "wanted [8, 64, 64]" in words

@@ -75,7 +75,7 @@ static uint64_t barriers_of(struct rig *r, int32_t n)
 static void test_barriers(void **state)
 {
     (void)state;
-    static const char *const dirs[] = { DIR "llama", DIR "qwen2", DIR "qwen3", DIR "gemma3", DIR "llama-bf16" };
+    static const char *const dirs[] = { DIR "llama", DIR "qwen2", DIR "qwen3", DIR "gemma3", DIR "gemma4-kv", DIR "llama-bf16" };
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
         struct rig r;
         rig_open(&r, dirs[i], 2, 64);
@@ -106,7 +106,7 @@ static void test_no_allocation(void **state)
 static void test_cut_heads_bits(void **state)
 {
     (void)state;
-    static const char *const dirs[] = { DIR "llama", DIR "qwen3", DIR "gemma3", DIR "llama-bf16" };
+    static const char *const dirs[] = { DIR "llama", DIR "qwen3", DIR "gemma3", DIR "gemma4", DIR "gemma4-kv", DIR "llama-bf16" };
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
         float *want = NULL;
         static const int threads[] = { 1, 2, 4, 5, 16 };
@@ -131,7 +131,7 @@ static void test_cut_heads_bits(void **state)
 static void test_split_attention_bits(void **state)
 {
     (void)state;
-    static const char *const dirs[] = { DIR "llama", DIR "gemma3" };
+    static const char *const dirs[] = { DIR "llama", DIR "gemma3", DIR "gemma4" };
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
         float *want = NULL;
         static const int threads[] = { 1, 2, 3, 8 };

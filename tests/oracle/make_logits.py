@@ -13,7 +13,8 @@ from common import GOLDEN, TINY, load_mlx_f32, log_softmax, mlx_logits, read_tex
 from ref64 import Ref64
 
 N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
-FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2"]
+FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2",
+            "gemma4", "gemma4-kv", "gemma4-moe"]
 NO_WINDOW = {"sliding_window": 4096}   # mlx-lm leaves out the windows of Gemma 2 and Phi-3: compared where none cuts
 
 

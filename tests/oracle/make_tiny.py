@@ -112,6 +112,12 @@ def spm_files(out):
 BASE = dict(hidden_act="silu", max_position_embeddings=4096, vocab_size=512, use_cache=True, initializer_range=0.02,
             transformers_version="4.51.0")
 
+GEMMA4 = dict(hidden_size=64, hidden_activation="gelu_pytorch_tanh", intermediate_size=64, num_attention_heads=4,
+              head_dim=32, global_head_dim=64, rms_norm_eps=1e-6, sliding_window=16, final_logit_softcapping=15.0,
+              vocab_size_per_layer_input=512, tie_word_embeddings=True, rope_parameters=dict(
+                  full_attention=dict(rope_type="proportional", rope_theta=1000000.0, partial_rotary_factor=0.25),
+                  sliding_attention=dict(rope_type="default", rope_theta=10000.0)))
+
 # name -> (mlx_lm module, config, dtype of floats, global quantisation, per-module overrides, tokenizer, seed)
 FAMILIES = {
     "llama": dict(
@@ -256,13 +262,57 @@ FAMILIES = {
                     num_attention_heads=4, num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6,
                     rope_theta=10000.0, query_pre_attn_scalar=24, sliding_window=16, attn_logit_softcapping=4.0,
                     final_logit_softcapping=15.0)),
+    # Gemma 4 as e2b, e4b: per-layer inputs, shared keys of both kinds, wide MLPs of the sharers, wide global heads.
+    "gemma4": dict(
+        module="gemma4_text", dtype="bfloat16", quant=(4, 32), seed=1018, files=spm_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 6} if p == "model.per_layer_model_projection" else True,
+        config=dict(BASE, **GEMMA4, model_type="gemma4_text", architectures=["Gemma4ForCausalLM"], num_key_value_heads=1,
+                    layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention",
+                                 "full_attention"],
+                    num_hidden_layers=5, num_kv_shared_layers=2, hidden_size_per_layer_input=32, attention_k_eq_v=False,
+                    use_double_wide_mlp=True)),
+    # As 12B, 31B: keys that are values and other KV heads in global layers, under a multimodal config.
+    "gemma4-kv": dict(
+        module="gemma4", dtype="bfloat16", quant=(4, 32), seed=1019, files=spm_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 32, "bits": 8} if p.endswith("layers.1.self_attn.k_proj") else True,
+        config=dict(model_type="gemma4", architectures=["Gemma4ForConditionalGeneration"], vocab_size=512,
+                    text_config=dict(BASE, **GEMMA4, model_type="gemma4_text", num_key_value_heads=2,
+                                     num_global_key_value_heads=1, num_hidden_layers=3, sliding_window_pattern=2,
+                                     num_kv_shared_layers=0, hidden_size_per_layer_input=0, attention_k_eq_v=True))),
+    # As 26B-A4B: the same with experts beside the MLP.
+    "gemma4-moe": dict(
+        module="gemma4_text", dtype="bfloat16", quant=(4, 32), seed=1020, files=spm_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 8} if p.endswith("router.proj") else True,
+        config=dict(BASE, **GEMMA4, model_type="gemma4_text", architectures=["Gemma4ForCausalLM"], num_key_value_heads=2,
+                    num_global_key_value_heads=1, num_hidden_layers=3, sliding_window_pattern=2, num_kv_shared_layers=0,
+                    hidden_size_per_layer_input=0, attention_k_eq_v=True, enable_moe_block=True, num_experts=8,
+                    top_k_experts=3, moe_intermediate_size=32)),
 }
 GEMMAS = ("gemma", "gemma2", "gemma3_text")
+
+
+def draw_gemma4(name, shape, norm):
+    """Scores are q.k of normed heads without a scale: the norms of q and k set how peaked attention is."""
+    if name == "model.norm.weight":
+        return 3.7 + 0.2 * norm(shape)
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return 0.65 + 0.1 * norm(shape)
+    if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "router.scale")):
+        return 1.0 + 0.2 * norm(shape)
+    if name.endswith(("layer_scalar", "per_expert_scale")):
+        return 0.8 + 0.2 * norm(shape)
+    if name == "model.embed_tokens.weight":
+        return 0.6 / shape[1] ** 0.5 * norm(shape)
+    if name == "model.embed_tokens_per_layer.weight":
+        return 0.2 * norm(shape)
+    return (4.0 if name.endswith("router.proj.weight") else 1.6) / shape[-1] ** 0.5 * norm(shape)
 
 
 def draw(name, shape, spec, key):
     """A random tensor for one parameter. Gains are relative to 1/sqrt(fan in)."""
     norm = lambda s: mx.random.normal(s, key=key)
+    if spec["module"].startswith("gemma4"):
+        return draw_gemma4(name.removeprefix("language_model."), shape, norm)
     if name == "model.norm.weight" and spec["module"] in GEMMAS:
         return 2.7 + 0.2 * norm(shape)    # 1 + w; makes up for the small embedding
     if name.endswith("norm.weight"):

@@ -115,8 +115,17 @@ GEMMA = ("gemma", "gemma2", "gemma3_text")
 PRE_NORMS = ("input_layernorm", None, "post_attention_layernorm", None)
 GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 OLMO_NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-NORMS = {"olmo2": OLMO_NORMS, "olmo3": OLMO_NORMS, "gemma2": GEMMA_NORMS, "gemma3_text": GEMMA_NORMS,
+NORMS = {"gemma4_text": GEMMA_NORMS, "olmo2": OLMO_NORMS, "olmo3": OLMO_NORMS, "gemma2": GEMMA_NORMS, "gemma3_text": GEMMA_NORMS,
          "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")}
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
 
 
 def capped(x, cap):
@@ -124,6 +133,10 @@ def capped(x, cap):
 
 
 class Ref64:
+    def __new__(cls, path, config_overrides=None):
+        model_type = json.loads((Path(path) / "config.json").read_text())["model_type"]
+        return object.__new__(Gemma4 if model_type.startswith("gemma4") else cls)
+
     def __init__(self, path, config_overrides=None):
         path = Path(path)
         self.c = json.loads((path / "config.json").read_text())
@@ -131,6 +144,11 @@ class Ref64:
         self.w = {}
         for f in sorted(path.glob("*.safetensors")):
             self.w.update(read_safetensors(f))
+        if "text_config" in self.c:     # multimodal: the text model lies one level deeper
+            self.c = dict(self.c["text_config"], vocab_size=self.c["vocab_size"], quantization=self.c["quantization"])
+            cut = "language_model."
+            self.w = {k.removeprefix(cut): v for k, v in self.w.items()}
+            self.c["quantization"] = {k.removeprefix(cut): v for k, v in self.c["quantization"].items()}
         self.family = self.c["model_type"]
         self.cache = {}
 
@@ -159,7 +177,10 @@ class Ref64:
         w = self.w[module + ".weight"].astype(np.float64)
         if self.family in GEMMA:
             w = w + 1.0
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c["rms_norm_eps"]) * w
+        return self.unit(x) * w
+
+    def unit(self, x):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c["rms_norm_eps"])
 
     def attention(self, x, i, cos, sin, window):
         c, p = self.c, f"model.layers.{i}.self_attn."
@@ -250,7 +271,7 @@ class Ref64:
         else:
             g, u = self.linear(x, p + "gate_proj"), self.linear(x, p + "up_proj")
         if self.family in GEMMA:
-            g = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g ** 3)))
+            g = gelu(g)
         else:
             g = g / (1 + np.exp(-g))
         return self.linear(g * u, p + "down_proj")
@@ -302,6 +323,86 @@ class Ref64:
         y = self.linear(self.norm(h, "model.norm"), "lm_head" if "lm_head.weight" in self.w else "model.embed_tokens")
         y = y / c.get("logits_scaling", c["hidden_size"] / c["dim_model_base"] if "dim_model_base" in c else 1.0)
         return capped(y, c["final_logit_softcapping"]) if self.family == "gemma2" else y
+
+
+class Gemma4(Ref64):
+    def rotate(self, x, full):
+        """Pairs over the whole head; proportional: those of the first `turning` dims turn."""
+        d = x.shape[-1]
+        p = self.c["rope_parameters"]["full_attention" if full else "sliding_attention"]
+        turning = int(d * p.get("partial_rotary_factor", 1)) if p["rope_type"] == "proportional" else d
+        f = 1 / (p.get("factor", 1) * p["rope_theta"] ** (np.arange(0, d, 2, dtype=np.float64) / d))
+        a = np.arange(len(x))[:, None, None] * np.where(np.arange(0, d, 2) < turning, f, 0)
+        x0, x1 = x[..., :d // 2], x[..., d // 2:]
+        return np.concatenate([x0 * np.cos(a) - x1 * np.sin(a), x1 * np.cos(a) + x0 * np.sin(a)], -1)
+
+    def attend(self, x, i, full, kv):
+        c, p, n = self.c, f"model.layers.{i}.self_attn.", len(x)
+        n_head, d = c["num_attention_heads"], c["global_head_dim"] if full else c["head_dim"]
+        q = self.rotate(self.norm(self.linear(x, p + "q_proj").reshape(n, n_head, d), p + "q_norm"), full)
+        if kv is None:
+            k = self.linear(x, p + "k_proj").reshape(n, -1, d)
+            v = k if c["attention_k_eq_v"] and full else self.linear(x, p + "v_proj").reshape(n, -1, d)
+            kv = self.rotate(self.norm(k, p + "k_norm"), full), self.unit(v)
+        k, v = (np.repeat(t, n_head // t.shape[1], 1).swapaxes(0, 1) for t in kv)
+        s = q.swapaxes(0, 1) @ k.swapaxes(1, 2)
+        at, key = np.arange(n)[:, None], np.arange(n)[None]
+        see = (key <= at) & (full | (at - key < c["sliding_window"]))
+        o = (softmax(np.where(see, s, -np.inf)) @ v).swapaxes(0, 1).reshape(n, -1)
+        return self.linear(o, p + "o_proj"), kv
+
+    def experts(self, x, i):
+        p, k = f"model.layers.{i}.", self.c["top_k_experts"]
+        r = self.unit(x) * self.w[p + "router.scale"].astype(np.float64) * self.c["hidden_size"] ** -0.5
+        g = self.linear(r, p + "router.proj")
+        chosen = np.argsort(-g, axis=-1, kind="stable")[:, :k]
+        gaps = -np.diff(-np.sort(-g, -1))
+        self.margin = min(getattr(self, "margin", np.inf), gaps[:, k - 1].min())
+        w = softmax(np.take_along_axis(g, chosen, -1)) * self.w[p + "router.per_expert_scale"].astype(np.float64)[chosen]
+        gate, up, down = (self.weight(p + f"experts.switch_glu.{n}_proj") for n in ("gate", "up", "down"))
+        x = self.norm(x, p + "pre_feedforward_layernorm_2")
+        y = np.zeros_like(x)
+        for row in range(len(x)):
+            for e, we in zip(chosen[row], w[row]):
+                y[row] += we * (down[e] @ (gelu(gate[e] @ x[row]) * (up[e] @ x[row])))
+        return self.norm(y, p + "post_feedforward_layernorm_2")
+
+    def full_layers(self):
+        c = self.c
+        if c.get("layer_types"):
+            return [t == "full_attention" for t in c["layer_types"]]
+        return [(i + 1) % c["sliding_window_pattern"] == 0 for i in range(c["num_hidden_layers"])]
+
+    def layer_inputs(self, ids, h):
+        c, n = self.c, len(ids)
+        d = c["hidden_size_per_layer_input"]
+        table = self.weight("model.embed_tokens_per_layer")[ids] * d ** 0.5
+        p = self.linear(h, "model.per_layer_model_projection") * c["hidden_size"] ** -0.5
+        p = self.norm(p.reshape(n, -1, d), "model.per_layer_projection_norm")
+        return (p + table.reshape(n, -1, d)) * 0.5 ** 0.5
+
+    def logits(self, ids):
+        c, sees_all = self.c, self.full_layers()
+        h = self.weight("model.embed_tokens")[ids] * round_bf16(c["hidden_size"] ** 0.5)
+        given = self.layer_inputs(ids, h) if c["hidden_size_per_layer_input"] else None
+        last = {}
+        for i, full in enumerate(sees_all):
+            p = f"model.layers.{i}."
+            shared = i >= len(sees_all) - c["num_kv_shared_layers"]
+            r, kv = self.attend(self.norm(h, p + "input_layernorm"), i, full, last[full] if shared else None)
+            if not shared:
+                last[full] = kv
+            h = h + self.norm(r, p + "post_attention_layernorm")
+            x = self.norm(h, p + "pre_feedforward_layernorm")
+            r = self.linear(gelu(self.linear(x, p + "mlp.gate_proj")) * self.linear(x, p + "mlp.up_proj"), p + "mlp.down_proj")
+            if c.get("enable_moe_block"):
+                r = self.norm(r, p + "post_feedforward_layernorm_1") + self.experts(h, i)
+            h = h + self.norm(r, p + "post_feedforward_layernorm")
+            if given is not None:
+                r = gelu(self.linear(h, p + "per_layer_input_gate")) * given[:, i]
+                h = h + self.norm(self.linear(r, p + "per_layer_projection"), p + "post_per_layer_input_norm")
+            h = h * self.w[p + "layer_scalar"].astype(np.float64)
+        return capped(self.linear(self.norm(h, "model.norm"), "model.embed_tokens"), c["final_logit_softcapping"])
 
 
 if __name__ == "__main__":
