@@ -12,11 +12,12 @@
 #include "chat/reasoning_int.h"
 
 static const struct reasoning_tags TAGS[] = {
-    { "<think>", "</think>", false },
-    { "[THINK]", "[/THINK]", false },
-    { "<seed:think>", "</seed:think>", false },
-    { "<thinking>", "</thinking>", false },
-    { "<|channel|>", "<|end|>", true },
+    { .open = "<think>", .close = "</think>" },
+    { .open = "[THINK]", .close = "[/THINK]" },
+    { .open = "<seed:think>", .close = "</seed:think>" },
+    { .open = "<thinking>", .close = "</thinking>" },
+    { .open = "<|channel>", .close = "<channel|>", .name = "thought" },
+    { .open = "<|channel|>", .close = "<|end|>", .channels = true },
 };
 
 const struct reasoning_tags *reasoning_tags_all(size_t *n)
@@ -96,9 +97,38 @@ void reasoning_flush(struct reasoning *r)
     buf_clear(&r->out);
 }
 
+static void put(struct reasoning *r, char c);
+
+static void put_str(struct reasoning *r, const char *s, size_t len)
+{
+    for (size_t i = 0; i < len; i++) put(r, s[i]);
+}
+
+/* What was held back as the beginning of the name is text. */
+static void end_name(struct reasoning *r)
+{
+    size_t n = r->n_name;
+    r->in_name = false;
+    r->n_name = 0;
+    put_str(r, r->tags->name, n);
+}
+
+/* Does c belong to the name? */
+static bool take_name(struct reasoning *r, char c)
+{
+    if (c != r->tags->name[r->n_name]) {
+        end_name(r);
+        return false;
+    }
+    r->in_name = r->tags->name[++r->n_name] != '\0';
+    if (!r->in_name) r->n_name = 0;
+    return true;
+}
+
 /* --- one byte that is text --- */
 static void put(struct reasoning *r, char c)
 {
+    if (r->in_name && take_name(r, c)) return;
     bool newline = c == '\n' || c == '\r';
     if (r->fresh && newline) return;
     r->fresh = false;
@@ -116,16 +146,13 @@ static void put(struct reasoning *r, char c)
     buf_append_char(&r->out, c);
 }
 
-static void put_str(struct reasoning *r, const char *s, size_t len)
-{
-    for (size_t i = 0; i < len; i++) put(r, s[i]);
-}
-
 static void marker(struct reasoning *r, bool inside)
 {
+    if (r->in_name) end_name(r);
     r->n_newline = 0;
     reasoning_flush(r);
     r->inside = inside;
+    r->in_name = inside && r->tags->name;
     r->fresh = true;
     r->from_prompt = false;
 }
@@ -224,6 +251,7 @@ void reasoning_finish(struct reasoning *r)
     } else {
         let_go(r);
     }
+    if (r->in_name) end_name(r);
     for (; r->n_newline > 0; r->n_newline--) buf_append_char(&r->out, '\n');
     reasoning_flush(r);
 }

@@ -8,7 +8,8 @@
  *      swallowed. An opening tag in the answer opens another thought, except inside a Markdown code span or fence,
  *      where it is text. A closing tag ends a thought; without an open one it is text. Nothing else is ever dropped,
  *      but for rule 3.
- *   3. Line breaks that touch a marker belong to the marker: after either tag, and before a closing one.
+ *   3. Line breaks that touch a marker belong to the marker: after either tag, and before a closing one. So does the name of
+ *      a channel right behind its opening tag; another text there is part of the thought.
  *   4. A model whose answers are messages with headers (a row with `channels`) has markers of its own and another machine:
  *      channels.c says which message is what.
  * What comes out does not depend on how the text was cut into pieces.
@@ -23,7 +24,8 @@
 
 struct reasoning_tags {
     const char *open, *close;
-    bool channels; /* messages with headers: `open` is the sign that tells such a model, `close` what ends a thought */
+    const char *name; /* text right behind the opening tag that belongs to it ("thought" of Gemma 4's channel), or NULL */
+    bool channels;    /* messages with headers: `open` is the sign that tells such a model, `close` what ends a thought */
 };
 #define REASONING_MAX_SIGNS 8
 
@@ -53,6 +55,8 @@ struct reasoning {
     bool inside;          /* in a thought */
     bool fresh;           /* nothing of this thought or answer has come out since its marker: line breaks are dropped */
     bool from_prompt;     /* in the thought that the prompt opened, nothing seen yet */
+    bool in_name;         /* right behind an opening tag that has a name: n_name bytes of it were seen and held back */
+    size_t n_name;
     bool answer_only;     /* may be set after init: an opening tag in the answer is text (a grammar says what the answer is) */
     char held[16];        /* beginning of a tag, held back; no tag of the table is longer */
     size_t n_held;

@@ -1,6 +1,6 @@
 /* fuzz_reasoning.c: text through the reasoning splitter and the stop matcher, once whole and once cut into pieces: the
- * result must be the same (B-035, B-143). First byte: options; second and third: where to cut; then a stop string up to
- * a zero byte; the rest is the text. */
+ * result must be the same (B-035, B-143). First byte: whether the prompt opened a thought (1) and which tags (the rest);
+ * second and third: where to cut; then a stop string up to a zero byte; the rest is the text. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ static void on_split(void *ctx, bool is_reasoning, const char *text, size_t len)
 }
 
 /* False: memory failed (only in runs with failing allocations), and the result says nothing. */
-static bool run(const char *stop, const char *text, size_t len, unsigned cuts, bool inside, struct out *o)
+static bool run(const char *stop, const char *text, size_t len, unsigned cuts, unsigned options, struct out *o)
 {
     struct arena a;
     struct stop_set set;
@@ -45,7 +45,8 @@ static bool run(const char *stop, const char *text, size_t len, unsigned cuts, b
         return false;
     }
     o->stop = &m;
-    reasoning_init(&r, reasoning_tags_all(&n_tags), true, inside, on_split, o);
+    const struct reasoning_tags *tags = reasoning_tags_all(&n_tags);
+    reasoning_init(&r, tags + (options >> 1) % n_tags, true, options & 1, on_split, o);
     for (size_t i = 1; i <= len; i++) {
         if (i < len && !(cuts >> (i % 16) & 1)) continue;
         reasoning_text(&r, text + from, i - from);
@@ -75,8 +76,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(stop, data + 3, n);
     stop[n] = '\0';
     const char *text = (const char *)data + 3 + n;
-    bool ok = run(stop, text, size - 3 - n, 0, data[0] & 1, &a);
-    ok = run(stop, text, size - 3 - n, cuts, data[0] & 1, &b) && ok;
+    bool ok = run(stop, text, size - 3 - n, 0, data[0], &a);
+    ok = run(stop, text, size - 3 - n, cuts, data[0], &b) && ok;
     if (!ok) { /* nothing to compare */
     } else if (a.hit != b.hit || !same(&a.text[0], &b.text[0]) || !same(&a.text[1], &b.text[1])) abort();
     for (int i = 0; i < 2; i++) buf_free(&a.text[i]), buf_free(&b.text[i]);

@@ -16,12 +16,12 @@ static void on_split(void *ctx, bool is_reasoning, const char *text, size_t len)
     strncat(o->text[is_reasoning], text, len);
 }
 
-static void split(const char *text, bool inside, unsigned cuts, struct split_out *out)
+static void split(const struct reasoning_tags *tags, const char *text, bool inside, unsigned cuts, struct split_out *out)
 {
-    size_t n_tags, n = strlen(text), from = 0;
+    size_t n = strlen(text), from = 0;
     struct reasoning r;
     memset(out, 0, sizeof *out);
-    reasoning_init(&r, reasoning_tags_all(&n_tags), true, inside, on_split, out);
+    reasoning_init(&r, tags, true, inside, on_split, out);
     for (size_t i = 1; i <= n; i++) {
         if (i < n && !(cuts >> (i % 31) & 1)) continue;
         reasoning_text(&r, text + from, i - from);
@@ -32,16 +32,48 @@ static void split(const char *text, bool inside, unsigned cuts, struct split_out
     reasoning_free(&r);
 }
 
-static void check_split(const char *text, bool inside, const char *reasoning, const char *content)
+static void check_tags(const struct reasoning_tags *tags, const char *text, bool inside, const char *reasoning, const char *content)
 {
     struct split_out o;
     size_t n = strlen(text);
     for (unsigned k = 0; k < 2000; k++) {
         unsigned cuts = k == 0 ? 0 : k == 1 ? ~0u : k < n + 2 && k < 32 ? 1u << (k - 1) : (unsigned)rand();
-        split(text, inside, cuts, &o);
+        split(tags, text, inside, cuts, &o);
         if (strcmp(o.text[1], reasoning) != 0 || strcmp(o.text[0], content) != 0)
             fail_msg("\"%s\" cuts %x: reasoning \"%s\" content \"%s\"", text, cuts, o.text[1], o.text[0]);
     }
+}
+
+static void check_split(const char *text, bool inside, const char *reasoning, const char *content)
+{
+    size_t n;
+    check_tags(reasoning_tags_all(&n), text, inside, reasoning, content);
+}
+
+static bool knows_channel(void *ctx, const char *text)
+{
+    (void)ctx;
+    return strcmp(text, "<|channel>") == 0 || strcmp(text, "<channel|>") == 0;
+}
+
+/* Gemma 4's channel: its name goes with the opening tag, whole or not at all. */
+static void test_b143_named_channel(void **state)
+{
+    (void)state;
+    bool named;
+    const struct reasoning_tags *t = reasoning_tags_pick("{{ '<|turn>' }}", knows_channel, NULL, &named);
+    assert_true(named);
+    assert_string_equal(t->close, "<channel|>");
+    check_tags(t, "<|channel>thought\nwhy\n<channel|>so", false, "why", "so");
+    check_tags(t, "<|channel>thought\n<channel|>so", false, "", "so");
+    check_tags(t, "<|channel>thoughts<channel|>so", false, "s", "so");
+    check_tags(t, "<|channel>thorough<channel|>so", false, "thorough", "so");
+    check_tags(t, "<|channel>tho<channel|>so", false, "tho", "so");
+    check_tags(t, "<|channel>thou", false, "thou", "");
+    check_tags(t, "thought a<channel|>b", true, "thought a", "b");       /* the prompt opened, name and all */
+    check_tags(t, "<|channel>thought\na<channel|>b<|channel>thought c<channel|>", true, "a c", "b");
+    check_tags(t, "<channel|>a `<|channel>thought`", false, "", "<channel|>a `<|channel>thought`");
+    assert_true(reasoning_is_closed(t, "<|channel>thought\n<channel|>", 28));
 }
 
 /* B-143, B-142 */
@@ -479,7 +511,8 @@ int main(void)
 {
     log_set_sink(rig_quiet, NULL);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_b143_reasoning_rule), cmocka_unit_test(test_b035_stop_every_split),
+        cmocka_unit_test(test_b143_reasoning_rule),
+        cmocka_unit_test(test_b143_named_channel), cmocka_unit_test(test_b035_stop_every_split),
         cmocka_unit_test(test_stop_set_refusals), cmocka_unit_test(test_b035_stop_over_tokens),
         cmocka_unit_test(test_b038_stop_and_markers), cmocka_unit_test(test_b142_cut_thought),
         cmocka_unit_test(test_b143_tags_by_id), cmocka_unit_test(test_b040_torn_character),
