@@ -221,6 +221,24 @@ def test_eng001_families_need_no_flag(family):
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 24
 
 
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "gemma4-kv", "gemma4-moe"])
+def test_eng036_windows_wrap_and_rows_join_late(family):
+    """ENG-036, MOD-011, MOD-016, MOD-017: prompts and answers longer than the window, six at a time in three rows and pieces of
+    seven, each joining as another ends; then again over what the prompt cache has: the bits of each alone."""
+    bodies = [{**FIXED, "messages": [{"role": "user", "content": "one two three four five " * (2 + 3 * i)}], "seed": i,
+               "max_tokens": 20 + 7 * i} for i in range(6)]
+    with Server("--batch", "1", model=TINY / family) as s:
+        alone = [drawn(s.post(b)) for b in bodies]
+    with Server("--batch", "3", "--prefill-chunk", "7", model=TINY / family) as s:
+        for warm in (False, True):
+            with ThreadPoolExecutor(6) as pool:
+                answers = list(pool.map(s.post, bodies))
+            assert [drawn(a) for a in answers] == alone
+            cached = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+            assert not warm or min(cached) > 16
+    assert len({str(a) for a in alone}) == 6
+
+
 def test_eng018_rows_go_to_their_own_stream(server):
     """ENG-018: streams that run together carry each its own text."""
     bodies = [{**FIXED, "seed": 100 + i, "max_tokens": 10 + 5 * i} for i in range(8)]
