@@ -118,13 +118,16 @@ static enum half split_name(enum adapter_form form, const char *tensor, char mod
 /* The part of a whole name that bind_visit knows; NULL: none of the known prefixes stands before it. */
 static const char *path_of(const struct model_spec *spec, const char *module)
 {
+    static const char *const outside[] = { "lm_head", "embed_tokens", "embed_tokens_per_layer", "per_layer_model_projection" };
     const char *const prefixes[] = { spec->prefix, "model.language_model.", "language_model.model.", "language_model.",
                                      "model.", "" };
     for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
         size_t n = strlen(prefixes[i]);
         const char *rest = module + n;
         if (strncmp(module, prefixes[i], n) != 0) continue;
-        if (strncmp(rest, "layers.", 7) == 0 || strcmp(rest, "lm_head") == 0 || strcmp(rest, "embed_tokens") == 0) return rest;
+        if (strncmp(rest, "layers.", 7) == 0) return rest;
+        for (size_t j = 0; j < sizeof outside / sizeof outside[0]; j++)
+            if (strcmp(rest, outside[j]) == 0) return rest;
     }
     return NULL;
 }
@@ -149,7 +152,7 @@ static const char *not_a_tensor(const char *name)
 static void say_no_module(struct scan *s, const char *tensor, const char *path)
 {
     int i_layer;
-    if (path && strcmp(path, "embed_tokens") == 0) problem(s, "%.300s: embeddings cannot be adapted", tensor);
+    if (path && strncmp(path, "embed_tokens", 12) == 0) problem(s, "%.300s: embeddings cannot be adapted", tensor);
     else if (path && strcmp(path, "lm_head") == 0)
         problem(s, "%.300s: the head of this model is tied to its embedding and cannot be adapted", tensor);
     else if (path && sscanf(path, "layers.%d.", &i_layer) == 1 && i_layer >= s->m->spec.n_layer)

@@ -12,7 +12,7 @@ import numpy as np
 
 from common import GOLDEN, TINY, load_mlx_f32, mlx_logits, versions, write_json
 from make_logits import prompt_ids
-from ref64 import Ref64
+from ref64 import Gemma4, Ref64
 
 OUT = GOLDEN / "adapters"
 N_PROMPT = 90
@@ -21,7 +21,7 @@ ALL = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_
        "mlp.down_proj"]
 
 
-class RefLora(Ref64):
+class WithLora:
     """adapters: a list of {module: (A [k][r], B [r][n], scale)}."""
 
     def __init__(self, path, adapters):
@@ -35,6 +35,14 @@ class RefLora(Ref64):
                 A, B, scale = a[module]
                 y = y + scale * ((x @ A.astype(np.float64)) @ B.astype(np.float64))
         return y
+
+
+class RefLora(WithLora, Ref64):
+    pass
+
+
+class RefLora4(WithLora, Gemma4):
+    pass
 
 
 def write_safetensors(path, tensors):
@@ -51,20 +59,11 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def shapes(ref):
-    c, d = ref.c, ref.head_dim()
-    h, ff = c["hidden_size"], c["intermediate_size"]
-    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
-    return {"self_attn.q_proj": (h, q), "self_attn.k_proj": (h, kv), "self_attn.v_proj": (h, kv), "self_attn.o_proj": (q, h),
-            "self_attn.qkv_proj": (h, q + 2 * kv), "mlp.gate_up_proj": (h, 2 * ff),
-            "mlp.gate_proj": (h, ff), "mlp.up_proj": (h, ff), "mlp.down_proj": (ff, h), "lm_head": (h, c["vocab_size"])}
-
-
 def draw(ref, seed, names, rank, dtype="float16", scale=1.0):
     """{module: (A, B, scale)}; rank and scale may be functions of the module name."""
-    rng, size, out = np.random.default_rng(seed), shapes(ref), {}
+    rng, out = np.random.default_rng(seed), {}
     for name in names:
-        k, n = size[name.split(".", 3)[-1] if name.startswith("model.layers") else name]
+        n, k = ref.weight(name).shape
         r = rank(name) if callable(rank) else rank
         A = (rng.standard_normal((k, r)) / np.sqrt(k)).astype(dtype)
         s = scale(name, r) if callable(scale) else scale
@@ -136,11 +135,11 @@ def mlx_logits_with(checkpoint, name, ids):
 
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
-    cases, refs = [], {n: Ref64(TINY / n) for n in ("llama", "gemma3", "qwen2", "qwen3", "phi3")}
+    cases, refs = [], {n: Ref64(TINY / n) for n in ("llama", "gemma3", "qwen2", "qwen3", "phi3", "gemma4")}
 
     def case(label, model, folders, arrays, mlx=None):
         ids = prompt_ids(TINY / model)[:N_PROMPT]
-        lg = RefLora(TINY / model, arrays).logits(ids)
+        lg = (RefLora4 if model == "gemma4" else RefLora)(TINY / model, arrays).logits(ids)
         base = refs[model].logits(ids)
         moved = np.abs(lg - base).max()
         assert moved > 0.5 and np.isfinite(lg).all(), (label, moved)
@@ -200,6 +199,18 @@ def main():
     write_peft("phi3-peft", g, r=4, lora_alpha=8, target_modules=["qkv_proj", "gate_up_proj"])
     case("phi3", "phi3", ["phi3"], [g], mlx="phi3")
     case("phi3-peft", "phi3", ["phi3-peft"], [g])
+
+    # Layers of other widths, without keys of their own, with per-layer inputs; and what makes those.
+    ref = refs["gemma4"]
+    own = ref.c["num_hidden_layers"] - ref.c["num_kv_shared_layers"]
+    names = [n for n in layer_names(ref, ALL + ["per_layer_input_gate", "per_layer_projection"])
+             if int(n.split(".")[2]) < own or "k_proj" not in n and "v_proj" not in n]
+    h = draw(ref, 8, names, 4, scale=2.0)
+    write_mlx("gemma4", h, 4, 2.0, ref.c["num_hidden_layers"])
+    case("gemma4", "gemma4", ["gemma4"], [h], mlx="gemma4")
+    i = draw(ref, 9, ["model.per_layer_model_projection"], 4, scale=2.0)
+    write_peft("gemma4-peft", i, r=4, lora_alpha=8, target_modules=["per_layer_model_projection"])
+    case("gemma4-peft", "gemma4", ["gemma4-peft"], [i])
 
     write_json(OUT / "cases.json", {"oracle": versions("mlx", "mlx-lm", "numpy"), "n_prompt": N_PROMPT,
                                     "positions": POSITIONS,

@@ -135,7 +135,7 @@ def capped(x, cap):
 class Ref64:
     def __new__(cls, path, config_overrides=None):
         model_type = json.loads((Path(path) / "config.json").read_text())["model_type"]
-        return object.__new__(Gemma4 if model_type.startswith("gemma4") else cls)
+        return object.__new__(Gemma4 if cls is Ref64 and model_type.startswith("gemma4") else cls)
 
     def __init__(self, path, config_overrides=None):
         path = Path(path)
