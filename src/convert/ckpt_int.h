@@ -52,6 +52,8 @@ const char *conv_rename(struct conv *c, const char *name);
 struct quant_spec conv_module_spec(const struct conv *c, const char *module);
 /* Part of an expert: *layer, *part ("gate_proj" ...) and *i_expert; false: an ordinary tensor. */
 struct conv_expert { int layer, i_expert, i_part; };
+/* The same of a published tensor of all experts: i_part 0 holds gate and up, one after the other in each expert; 2: down. */
+bool conv_published_parse(const struct conv *c, const char *name, struct conv_expert *out);
 bool conv_expert_parse(const struct conv *c, const char *name, struct conv_expert *out);
 const char *conv_expert_source(const struct conv *c, const struct conv_expert *e, int i_expert, char *out, size_t cap);
 const char *conv_expert_target(struct conv *c, const struct conv_expert *e);

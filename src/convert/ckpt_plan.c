@@ -127,6 +127,31 @@ static mb_status experts_add(struct conv *c, const struct conv_expert *e, mb_err
     return item_add(c, name, src, n, err);
 }
 
+/* All experts in one tensor: as if they came one by one, gate and up each by itself. */
+static mb_status published_add(struct conv *c, const struct conv_expert *e, const struct tensor_view *t, mb_error *err)
+{
+    size_t n = (size_t)c->spec.layers[e->layer].n_expert;
+    int n_parts = e->i_part == 0 ? 2 : 1;
+    if (t->n_dim != 3 || !is_float(t->dtype) || (size_t)t->shape[0] != n || t->shape[1] % n_parts != 0)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: wanted floats of three dims for %zu experts", t->name, n);
+    for (int p = 0; p < n_parts; p++) {
+        struct conv_expert part = { e->layer, 0, e->i_part + p };
+        struct tensor_view *views = arena_alloc_array(&c->arena, n, sizeof *views);
+        const struct tensor_view **src = arena_alloc_array(&c->arena, n, sizeof *src);
+        const char *name = conv_expert_target(c, &part);
+        if (!views || !src || !name) return no_memory(c, err);
+        size_t each = t->size_bytes / n, bytes = each / (size_t)n_parts;
+        for (size_t i = 0; i < n; i++) {
+            views[i] = (struct tensor_view){ .name = t->name, .dtype = t->dtype, .n_dim = 2, .size_bytes = bytes,
+                                             .shape = { t->shape[1] / n_parts, t->shape[2] }, .i_shard = t->i_shard,
+                                             .data = t->data + i * each + (size_t)p * bytes };
+            src[i] = &views[i];
+        }
+        MB_TRY(item_add(c, name, src, n, err));
+    }
+    return MB_OK;
+}
+
 /* Scales and biases of a quantised module travel with its weight. */
 static bool is_companion(struct conv *c, const struct tensor_view *t)
 {
@@ -145,6 +170,7 @@ static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_erro
     struct conv_expert e;
     if (is_companion(c, t)) return MB_OK;
     if (conv_expert_parse(c, t->name, &e)) return experts_add(c, &e, err);
+    if (conv_published_parse(c, t->name, &e)) return published_add(c, &e, t, err);
     const char *name = conv_rename(c, t->name);
     if (c->arena.failed) return no_memory(c, err);
     if (!name) {
@@ -217,8 +243,8 @@ static mb_status shards_make(struct conv *c, mb_error *err)
 mb_status conv_plan(struct conv *c, mb_error *err)
 {
     size_t n = checkpoint_n_tensors(c->ckpt);
-    c->items = arena_alloc_array(&c->arena, n + 1, sizeof *c->items);
-    c->out = arena_alloc_array(&c->arena, 3 * n + 3, sizeof *c->out);
+    c->items = arena_alloc_array(&c->arena, 2 * n + 1, sizeof *c->items); /* gate and up may come as one */
+    c->out = arena_alloc_array(&c->arena, 6 * n + 3, sizeof *c->out);
     if (!c->items || !c->out) return no_memory(c, err);
     for (size_t i = 0; i < n; i++) MB_TRY(tensor_add(c, checkpoint_at(c->ckpt, i), err));
     if (c->n_items == 0) return mb_fail(err, MB_NOT_FOUND, "%s: no tensor of a text model was found", c->src_dir);

@@ -9,10 +9,10 @@
 
 /* --- names --- */
 
-/* Tables that every program computes itself, and the towers of models that see: the text model is converted. */
+/* Tables that every program computes itself, and the towers of models that see or hear: the text model is converted. */
 static const char *const dropped_parts[] = { "rotary_emb.inv_freq" };
-static const char *const dropped_starts[] = { "vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                                              "model.multi_modal_projector." };
+static const char *const dropped_starts[] = { "vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.",
+                                              "embed_audio.", "vision_embedder." }; /* with or without "model." */
 #define NEW_TEXT_PREFIX "model.language_model."
 
 static bool ends_with(const char *s, const char *end)
@@ -26,6 +26,17 @@ static bool starts_with(const char *s, const char *start)
     return strncmp(s, start, strlen(start)) == 0;
 }
 
+/* A number and what is behind it; NULL: no digits here. */
+static const char *number_read(const char *p, int *out)
+{
+    char *end;
+    if (*p < '0' || *p > '9') return NULL;
+    long v = strtol(p, &end, 10);
+    if (v > 1000000) return NULL;
+    *out = (int)v;
+    return end;
+}
+
 static bool is_head(const char *name)
 {
     static const char *const starts[] = { "", "language_model.", "model.language_model.", "language_model.model." };
@@ -34,12 +45,26 @@ static bool is_head(const char *name)
     return false;
 }
 
+/* Keys and values of a layer that reads those of an earlier one. */
+static bool is_unused_kv(const struct conv *c, const char *name)
+{
+    static const char *const parts[] = { "self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm." };
+    int layer;
+    if (!starts_with(name, c->spec.prefix) || !starts_with(name += strlen(c->spec.prefix), "layers.")) return false;
+    if (!(name = number_read(name + strlen("layers."), &layer)) || *name++ != '.' || layer >= c->spec.n_layer) return false;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (c->spec.layers[layer].attn == ATTN_SHARED_KV && starts_with(name, parts[i])) return true;
+    return false;
+}
+
 const char *conv_rename(struct conv *c, const char *name)
 {
+    const char *bare = starts_with(name, "model.") ? name + strlen("model.") : name;
     for (size_t i = 0; i < sizeof dropped_parts / sizeof dropped_parts[0]; i++)
         if (strstr(name, dropped_parts[i])) return NULL;
     for (size_t i = 0; i < sizeof dropped_starts / sizeof dropped_starts[0]; i++)
-        if (starts_with(name, dropped_starts[i])) return NULL;
+        if (starts_with(bare, dropped_starts[i])) return NULL;
+    if (is_unused_kv(c, name)) return NULL;
     if (is_head(name) && c->spec.tied_head) return NULL;
     bool newer = strcmp(c->spec.prefix, NEW_TEXT_PREFIX) == 0;
     if (newer && starts_with(name, NEW_TEXT_PREFIX))
@@ -55,21 +80,10 @@ static const char *part_name(const struct moe_names *m, int i)
     return i == 0 ? m->gate : i == 1 ? m->up : m->down;
 }
 
-/* A number and what is behind it; NULL: no digits here. */
-static const char *number_read(const char *p, int *out)
-{
-    char *end;
-    if (*p < '0' || *p > '9') return NULL;
-    long v = strtol(p, &end, 10);
-    if (v > 1000000) return NULL;
-    *out = (int)v;
-    return end;
-}
-
 bool conv_expert_parse(const struct conv *c, const char *name, struct conv_expert *out)
 {
     const struct moe_names *m = c->spec.moe;
-    const char *p = name, *hole = m ? strstr(m->listed, "%d") : NULL;
+    const char *p = name, *hole = m && m->listed ? strstr(m->listed, "%d") : NULL;
     if (!hole || !starts_with(p, c->spec.prefix)) return false;
     p += strlen(c->spec.prefix);
     if (!starts_with(p, "layers.") || !(p = number_read(p + strlen("layers."), &out->layer)) || *p++ != '.') return false;
@@ -91,10 +105,26 @@ const char *conv_expert_source(const struct conv *c, const struct conv_expert *e
     return out;
 }
 
+bool conv_published_parse(const struct conv *c, const char *name, struct conv_expert *out)
+{
+    const struct moe_names *m = c->spec.moe;
+    const char *p = name;
+    if (!m || !m->published || c->spec.moe_blocks || !starts_with(p, c->spec.prefix)) return false;
+    p += strlen(c->spec.prefix);
+    if (!starts_with(p, "layers.") || !(p = number_read(p + strlen("layers."), &out->layer)) || *p++ != '.') return false;
+    if (out->layer >= c->spec.n_layer || !starts_with(p, m->published)) return false;
+    p += strlen(m->published);
+    out->i_expert = 0;
+    out->i_part = strcmp(p, ".gate_up_proj") == 0 ? 0 : 2;
+    return out->i_part == 0 || strcmp(p, ".down_proj") == 0;
+}
+
 const char *conv_expert_target(struct conv *c, const struct conv_expert *e)
 {
     static const char *const parts[] = { "gate_proj", "up_proj", "down_proj" };
-    return arena_printf(&c->arena, "%slayers.%d.%s.%s.weight", c->spec.prefix, e->layer, c->spec.moe->stacked, parts[e->i_part]);
+    const char *name = arena_printf(&c->arena, "%slayers.%d.%s.%s.weight", c->spec.prefix, e->layer, c->spec.moe->stacked,
+                                    parts[e->i_part]);
+    return name ? conv_rename(c, name) : NULL;
 }
 
 /* --- bits --- */
@@ -104,7 +134,8 @@ static const struct keep_row {
     const char *model_type, *module_end;
 } keep_rows[] = {
     { "qwen3_moe", "mlp.gate" },     { "gpt_oss", "router" },         { "granite", "self_attn.o_proj" },
-    { "granite", "mlp.down_proj" },  { "granite", "lm_head" },
+    { "granite", "mlp.down_proj" },  { "granite", "lm_head" },        { "gemma4", "router.proj" },
+    { "gemma4_text", "router.proj" },
 };
 
 static const struct recipe_row {

@@ -93,7 +93,7 @@ def test_folder_is_whole(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "mixtral", "phi3", "granite"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "mixtral", "phi3", "granite", "gemma4", "gemma4-moe"])
 def test_output_runs(family, tmp_path):
     """REG-153 REG-200: what was written is a model of this program, and says what its source says with 8 bits, roughly (random weights forgive little)."""
     src = source.write(family, tmp_path / "src", dtype="F32")

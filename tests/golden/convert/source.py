@@ -53,6 +53,25 @@ def unstacked(family, name, shape):
     return {f"{head}.experts.{i}.{part}.weight": shape[1:] for i in range(shape[0])}
 
 
+def published_gemma4(family, names, config):
+    """Gemma 4's own names: gate and up of all experts in one tensor; the rest under a model that sees, keys of layers that
+    share those of others among it."""
+    for name in [n for n in names if n.endswith("switch_glu.gate_proj.weight")]:
+        n_expert, n, k = names.pop(name)
+        names.pop(name.replace("gate_proj", "up_proj"))
+        head = name.removesuffix("switch_glu.gate_proj.weight")
+        names[head + "gate_up_proj"] = [n_expert, 2 * n, k]
+        names[head + "down_proj"] = names.pop(name.replace("gate_proj", "down_proj"))
+    if family != "gemma4":
+        return names, config
+    for name in [n for n in names if ".layers.2.self_attn.k_" in n or ".layers.2.self_attn.v_" in n]:
+        names[name.replace(".2.", ".3.")] = names[name]
+    names = {"model.language_model." + n.removeprefix("model."): s for n, s in names.items()}
+    names.update({"model.vision_tower.patch.weight": [2, 8], "model.embed_vision.proj.weight": [2, 8]})
+    outer = {"model_type": "gemma4", "vocab_size": config["vocab_size"], "text_config": config}
+    return names, {**outer, **({"torch_dtype": config["torch_dtype"]} if "torch_dtype" in config else {})}
+
+
 def floats(name, shape):
     n = 1
     for d in shape:
@@ -112,8 +131,10 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same"):
     names = {}
     for name, shape in shapes(family).items():
         names.update(unstacked(family, name, shape))
-    if config.get("tie_word_embeddings") and "lm_head.weight" not in names and family != "gemma3":
+    if config.get("tie_word_embeddings") and "lm_head.weight" not in names and not family.startswith(("gemma3", "gemma4")):
         names["lm_head.weight"] = names["model.embed_tokens.weight"]  # a duplicate that tied checkpoints often carry
+    if family.startswith("gemma4"):
+        names, config = published_gemma4(family, names, config)
     tensors = {n: (dtype, s, pack(floats(n, s), dtype)) for n, s in names.items()}
     if family == "llama":
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [16], pack(floats("inv", [16]), "F32"))
@@ -163,4 +184,6 @@ CASES = {
     "granite": ("granite", {}, {"quantize": True, "q_group_size": 32}),
     "qwen3_moe": ("qwen3_moe", {}, {"quantize": True, "q_group_size": 32}),
     "mixtral": ("mixtral", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
+    "gemma4": ("gemma4", {}, {"quantize": True, "q_group_size": 32}),
+    "gemma4-moe": ("gemma4-moe", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
 }
