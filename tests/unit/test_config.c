@@ -67,11 +67,71 @@ static void test_usual_values_are_taken(void **state)
         if (parse_with(fine[i], "{\"eos_token_id\":[1]}", &err) != MB_OK) fail_msg("%s: %s", fine[i], err.text);
 }
 
+static void parse_text(const char *text, struct model_spec *spec)
+{
+    json_t *config;
+    mb_error err = { 0 };
+    assert_int_equal(json_read(&config, text, strlen(text), 0, &err), MB_OK);
+    if (model_config_parse(spec, config, NULL, &err) != MB_OK) fail_msg("%s", err.text);
+    json_decref(config);
+}
+
+/* Gemma 4 e4b (MOD-010, MOD-014, MOD-015, MOD-016, MOD-017): which layers see all, whose keys each one reads, what is kept. */
+static void test_gemma4_e4b(void **state)
+{
+    struct model_spec s;
+    int n_sliding = 0, n_full = 0;
+    (void)state;
+    parse_text("{\"model_type\":\"gemma4\",\"vision_config\":{},\"audio_config\":{},\"text_config\":{\"model_type\":\"gemma4_text\","
+               "\"hidden_size\":2560,\"num_hidden_layers\":42,\"intermediate_size\":10240,\"num_attention_heads\":8,"
+               "\"num_key_value_heads\":2,\"head_dim\":256,\"global_head_dim\":512,\"sliding_window\":1024,"
+               "\"sliding_window_pattern\":6,\"num_kv_shared_layers\":18,\"use_double_wide_mlp\":false}}", &s);
+    assert_int_equal(s.n_vocab, 262144);
+    assert_int_equal(s.d_per_layer, 256);
+    for (int i = 0; i < 42; i++) {
+        const struct layer_spec *l = &s.layers[i];
+        bool full = i % 6 == 5;
+        assert_int_equal(l->window, full ? 0 : 1024);
+        assert_int_equal(l->head_dim, full ? 512 : 256);
+        assert_int_equal(l->attn == ATTN_SHARED_KV, i >= 24);
+        assert_int_equal(l->i_kv_donor, i < 24 ? -1 : full ? 23 : 22);
+        assert_int_equal(l->d_ff, 10240);
+        if (i >= 24) *(full ? &n_full : &n_sliding) += 1;
+        if (i >= 24) assert_int_equal(l->i_in_kind, s.layers[l->i_kv_donor].i_in_kind);
+    }
+    assert_int_equal(n_sliding, 15);
+    assert_int_equal(n_full, 3);
+    assert_int_equal(s.n_kinds, 2); /* pages for the layers that have keys alone */
+    assert_int_equal(s.kinds[s.layers[22].i_kind].n_layer, 20);
+    assert_int_equal(s.kinds[s.layers[23].i_kind].n_layer, 4);
+    assert_int_equal(s.ropes[s.layers[5].i_rope].n_turning, 128); /* a quarter of 512 */
+    model_spec_free(&s);
+}
+
+/* The 12B says nothing of per-layer inputs and shared keys, for it has none. */
+static void test_gemma4_unified(void **state)
+{
+    struct model_spec s;
+    (void)state;
+    parse_text("{\"model_type\":\"gemma4_unified\",\"vision_config\":{\"model_type\":\"gemma4_unified_vision\"},\"text_config\":{"
+               "\"hidden_size\":3840,\"num_hidden_layers\":48,\"intermediate_size\":15360,\"num_attention_heads\":16,"
+               "\"num_key_value_heads\":8,\"num_global_key_value_heads\":1,\"attention_k_eq_v\":true,\"vocab_size\":262144}}", &s);
+    assert_int_equal(s.d_per_layer, 0);
+    assert_int_equal(s.layers[0].window, 1024);
+    assert_int_equal(s.layers[0].n_head_kv, 8);
+    assert_int_equal(s.layers[47].attn, ATTN_FULL);
+    assert_int_equal(s.layers[47].n_head_kv, 1);
+    assert_true(s.layers[47].v_is_k && !s.layers[0].v_is_k);
+    model_spec_free(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong_values_are_refused),
         cmocka_unit_test(test_usual_values_are_taken),
+        cmocka_unit_test(test_gemma4_e4b),
+        cmocka_unit_test(test_gemma4_unified),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
