@@ -223,7 +223,7 @@ def test_cfg015_boolean_variables_are_0_and_1_only():
 
 
 def test_cfg165_context_limit_lowers_only():
-    """CFG-165, T2.38"""
+    """CFG-165, API-324, T2.38"""
     lowered = run("doctor", LLAMA, "--json", env={"MLX_BUN_RD_CONTEXT_LIMIT": "100"})
     assert json.loads(lowered.stdout)["model"]["n_context"] == 100
     same = run("doctor", LLAMA, "--json", env={"MLX_BUN_RD_CONTEXT_LIMIT": "100000"})

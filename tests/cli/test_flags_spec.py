@@ -329,7 +329,7 @@ def test_rows_of_tier_and_kv(flags, tier, kv):
 
 @pytest.mark.parametrize("value,on", [("true", 1), ("on", 1), ("1", 1), ("false", 0), ("off", 0), ("0", 0)])
 def test_row_thinking(value, on, thinks, quiet):
-    """T1.28, CFG-096, CFG-097: sets the template's enable_thinking; a template that does not ask is left as it is."""
+    """T1.28, CFG-096, CFG-097, API-137: sets the template's enable_thinking; a template that does not ask is left as it is."""
     for model in (thinks, quiet):
         text = json.loads(run("show-prompt", model, "--prompt", "x", "--thinking", value, "--json").stdout)["prompt"]
         assert text.endswith("<think>\n" if on else "</think>\n\n")

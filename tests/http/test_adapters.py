@@ -43,7 +43,7 @@ def test_api302_list_and_mount(server):
     assert "new" not in ids_of(server)
     r = server.http.delete("/v1/adapters/new")
     assert r.status_code == 404 and "new" not in r.json()["error"].get("param", "")
-    # API-009: whatever the content type says
+    # API-009 API-434: whatever the content type says
     r = server.http.post("/v1/adapters", content=json.dumps({"id": "plain", "path": B}), headers={"content-type": "text/plain"})
     assert r.status_code == 200 and server.http.delete("/v1/adapters/plain").status_code == 200
 

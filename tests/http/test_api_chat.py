@@ -85,7 +85,7 @@ def short():
 
 @pytest.mark.parametrize("path", [CHAT, RAW])
 def test_api043_max_tokens(short, path):
-    """API-043 API-044 B-032: the cap counts drawn tokens; max_completion_tokens wins; null is absent; 0, negative and
+    """API-043 API-044 API-318 B-032: the cap counts drawn tokens; max_completion_tokens wins; null is absent; 0, negative and
     other types are 400 by name; a huge value is cut to the context."""
     base = {"messages": HELLO} if path == CHAT else {"prompt": "hello"}
     base = {**base, "ignore_eos": True, "temperature": 0}
@@ -255,7 +255,7 @@ def test_api065_tools(thinker):
 
 
 def test_api067_template_kwargs(thinker):
-    """API-067 API-068 API-069: the object reaches the template; enable_thinking and reasoning_effort choose the turn."""
+    """API-067 API-068 API-069 API-133 API-134: the object reaches the template; enable_thinking and reasoning_effort choose the turn."""
     def r(**f):
         a = thinker.chat(temperature=0, **f)
         return a["usage"]["prompt_tokens"], a["choices"][0]["message"]
@@ -320,7 +320,7 @@ def test_api083_fallback(llama):
 
 
 def test_api085_turn_without_thinking(thinker):
-    """API-085: a model's own 1.6 holds for thinking turns; other turns use 0.7; an explicit temperature is kept in both."""
+    """API-085 API-138: a model's own 1.6 holds for thinking turns; other turns use 0.7; an explicit temperature is kept in both."""
     think = {"chat_template_kwargs": {"enable_thinking": True}}
     one = {"path": CHAT, "seed": 4, **FREE}
     assert thinker.ids(**one) == thinker.ids(temperature=0.7, **one) != thinker.ids(temperature=1.6, **one)

@@ -315,7 +315,7 @@ def test_api024_texts_of_section_2(llama, path):
 
 
 def test_api030_over_budget(long_model):
-    """API-030: a prompt above the whole pool is refused with type and code, at once, in both modes; a small one runs."""
+    """API-030 API-320: a prompt above the whole pool is refused with type and code, at once, in both modes; a small one runs."""
     with Server("--kv-budget", 0.004, model=long_model) as s:
         prompt = "a b c d e f g h i j k l m n o p " * 2000
         for stream in (False, True):
@@ -332,7 +332,7 @@ def test_api032_unknown_response(llama):
 
 
 def test_api034_queue_full(long_model):
-    """API-034 B-103: 429 with Retry-After once the queue is full; the others run or wait; who leaves makes room."""
+    """API-034 API-326 B-103: 429 with Retry-After once the queue is full; the others run or wait; who leaves makes room."""
     body = {"prompt": "hello", "ignore_eos": True, "max_tokens": 120000}
     with Server("--batch", 2, model=long_model) as s:
         clients = []

@@ -61,7 +61,7 @@ def test_b088_equal_to_transformers(server):
 
 
 def test_api253_texts_and_instruction(server):
-    """API-253 API-255 API-257 API-258 MOD-045: strings end with the model's end token; an instruction goes before."""
+    """API-253 API-254 API-255 API-257 API-258 MOD-045: strings end with the model's end token; an instruction goes before."""
     rows = [r for r in GOLDEN["rows"] if "text" in r and "instruction" not in r]
     body = server.ok(EMBED, {"input": [r["text"] for r in rows], "model": "whatever"})
     assert body["object"] == "list" and body["model"] == "tiny-qwen3-embedding"

@@ -320,7 +320,7 @@ def test_eng044_what_needs_preparation_later(server):
 # --- 2.7 prefill ---
 
 def test_eng053_rows_outgrow_the_pool(server):
-    """ENG-053, ENG-092: nothing is checked or refused while rows grow: four that do not fit together all reach their length, with
+    """ENG-053, ENG-092, API-320: nothing is checked or refused while rows grow: four that do not fit together all reach their length, with
     the bits that they have in a large pool."""
     bodies = [{**FIXED, "seed": i, "max_tokens": 700, "messages": [{"role": "user", "content": f"{i} begins"}]} for i in range(4)]
     want = [drawn(server.post(b)) for b in bodies]
