@@ -53,6 +53,43 @@ def test_api002_host_and_port():
             socket.create_connection(("127.0.0.2", s.port), timeout=5)
 
 
+def own_address():
+    """An address of this machine that is not loopback; asking the kernel for a way sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return s.getsockname()[0]
+
+
+def test_b157_management_is_for_this_machine(tmp_path):
+    """B-157: open to the network without a key, the start warns and only peers on this machine may mount, fetch or delete; no
+    field of a request fetches anything."""
+    address = own_address()
+    if not address or address.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    manage = [("POST", "/v1/adapters", {"id": "x", "path": str(tmp_path)}), ("DELETE", "/v1/adapters/x", None),
+              ("GET", "/v1/adapters/available", None), ("POST", "/downloads", {"repo_id": "org/x"}),
+              ("POST", "/downloads/cancel", {"repo_id": "org/x"})]
+    with Server("--host", "0.0.0.0", env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path), "MLX_BUN_CACHE": str(tmp_path)}) as s:
+        assert "WITHOUT A KEY" in s.stderr()
+        far, near = f"http://{address}:{s.port}", f"http://127.0.0.1:{s.port}"
+        for method, path, body in manage:
+            r = httpx.request(method, far + path, json=body, trust_env=False)
+            assert r.status_code == 403 and "this machine" in r.json()["error"]["message"], (path, r.text)
+            assert httpx.request(method, near + path, json=body, trust_env=False).status_code not in (401, 403)
+        assert httpx.get(far + "/v1/models", trust_env=False).status_code == 200
+        before = s.get("/downloads").json()
+        for model in ("org/y", "https://127.0.0.1:9/org/y", "org/y@main"):
+            r = httpx.post(far + CHAT, json={"model": model, "messages": HELLO, "max_tokens": 1}, timeout=60, trust_env=False)
+            assert r.status_code == 200
+        assert s.get("/downloads").json() == before and "org/y" not in str(before)
+    with Server("--host", "0.0.0.0", "--api-key", "k") as s:
+        for method, path, body in manage:
+            assert httpx.request(method, f"http://{address}:{s.port}{path}", json=body, trust_env=False).status_code == 401
+
+
 def test_api003_unix_socket(tmp_path):
     """API-003: --unix in place of TCP, over a stale socket file; host and port are ignored."""
     path, port = tmp_path / "sock", free_port()
