@@ -72,7 +72,8 @@ def test_b157_management_is_for_this_machine(tmp_path):
     manage = [("POST", "/v1/adapters", {"id": "x", "path": str(tmp_path)}), ("DELETE", "/v1/adapters/x", None),
               ("GET", "/v1/adapters/available", None), ("POST", "/downloads", {"repo_id": "org/x"}),
               ("POST", "/downloads/cancel", {"repo_id": "org/x"})]
-    with Server("--host", "0.0.0.0", env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path), "MLX_BUN_CACHE": str(tmp_path)}) as s:
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path), "MLX_BUN_CACHE": str(tmp_path)}
+    with Server("--host", "0.0.0.0", env=env) as s:
         assert "WITHOUT A KEY" in s.stderr()
         far, near = f"http://{address}:{s.port}", f"http://127.0.0.1:{s.port}"
         for method, path, body in manage:
