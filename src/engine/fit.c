@@ -97,11 +97,18 @@ double fit_decode_s(const struct fit_model *m, const struct ops_rates *rates, in
     return s;
 }
 
+/* Of the rate of products with weights and inputs in a cache, what a prompt reaches: the rest goes into norms, activations, and
+ * moving them. */
+static const double prefill_share = 0.6;
+
 double fit_prefill_s(const struct fit_model *m, const struct ops_rates *rates, int32_t n)
 {
     const struct model_size *z = &m->size;
     double s = 0;
-    for (int c = 0; c < OPS_CLASSES; c++) s += over(z->read[c].values * n, rates->macs_s[c][m->tier]);
+    for (int c = 0; c < OPS_CLASSES; c++) {
+        double values = z->read[c].values * n - (c == (int)z->head_class ? z->head_values * (n - 1) : 0);
+        s += over(values, prefill_share * rates->macs_s[c][m->tier]);
+    }
     for (int32_t k = 0; k < z->n_kinds; k++)
         s += over(z->attend[k].macs * seen_by_prompt(&z->kinds[k], n), kv_rate(rates->attn_macs_s, z->kinds[k].format));
     return s;

@@ -186,6 +186,10 @@ static mb_status size_one(void *ctx, const struct bind_request *r, struct weight
     double share = r->n_stack > 0 ? (double)r->n_used / r->n_stack : 1;
     p->out->read[class].bytes += share * (double)bytes;
     p->out->read[class].values += share * (double)r->n * (double)r->k;
+    if (dst == &p->m->head || dst == &p->m->embed) {
+        p->out->head_values = (double)r->n * (double)r->k;
+        p->out->head_class = class;
+    }
     return MB_OK;
 }
 

@@ -52,6 +52,8 @@ struct model_size {
     struct {
         double bytes, values;    /* of the packed weights that it reads; multiply-adds with them. Of experts: those it goes to */
     } read[OPS_CLASSES];
+    double head_values;          /* of these, the output matrix: of a prompt only its last token goes through it */
+    enum ops_class head_class;
     struct {
         double bytes, macs;      /* of one visible key, all layers that read this kind together */
     } attend[KV_MAX_KINDS];

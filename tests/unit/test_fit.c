@@ -184,6 +184,12 @@ static void test_the_time_of_a_token(void **state)
     fit_report_make(&far, &m, &r, 128);
     assert_true(near.decode_tps > far.decode_tps && far.decode_tps > 0 && near.prefill_tps > far.prefill_tps && far.prefill_tps > 0);
     assert_true(fabs(near.decode_tps * fit_decode_s(&m, &r, 64) - 1) < 1e-9);
+    /* A prompt: the output matrix once, attention over what each token sees. */
+    double values = 0;
+    for (int c = 0; c < OPS_CLASSES; c++) values += m.size.read[c].values;
+    assert_true(m.size.head_values == (double)m.size.n_vocab * m.size.d_model);
+    double prompt = (values * 64 - m.size.head_values * 63) / 0.6e11 + m.size.attend[0].macs * 64 * 64 / 2 / 1e10;
+    assert_true(fabs(fit_prefill_s(&m, &r, 64) - prompt) < 1e-9 * prompt);
     m.size.kinds[0].format = KV_F32; /* a format that was not measured: as f16 */
     r.kv_bytes_s[KV_F32] = 0;
     assert_true(fabs(fit_decode_s(&m, &r, 64) - want) < 1e-3 * want);
