@@ -1,6 +1,7 @@
 /* history.c: makes the messages of a request fit the model's template, as trees, before it runs: tool arguments become objects
- * (B-016); call ids become what a template demands; calls and results become text where a template knows neither; thoughts get
- * the name that it reads; a note of ours goes into the system text. */
+ * (B-016); call ids become what a template demands; results move into the message of their calls where a template wants that
+ * (Gemma 4); calls and results become text where a template knows neither; thoughts get the name that it reads; a note of ours
+ * goes into the system text. */
 #include <string.h>
 
 #include "base/json.h"
@@ -98,6 +99,83 @@ static mb_status shorten_all(json_t *messages, mb_error *err)
     return MB_OK;
 }
 
+/* --- templates that want results in the message that made the calls: "tool_responses", [{name, response}] --- */
+static bool wants_responses(const struct gen_renderer *t)
+{
+    const char *s = source_of(t);
+    return strstr(s, "tool_responses") && !strstr(s, "== 'tool'") && !strstr(s, "== \"tool\"");
+}
+
+static bool has_role(const json_t *m, const char *role)
+{
+    const char *is = json_string_value(json_object_get(m, "role"));
+    return is && strcmp(is, role) == 0;
+}
+
+/* The function that result i answers: by the call's id, or by its place. */
+static json_t *called_name(const json_t *calls, const json_t *result, size_t i)
+{
+    const char *id = json_string_value(json_object_get(result, "tool_call_id"));
+    const json_t *call = json_array_get(calls, i);
+    for (size_t j = 0; id && j < json_array_size(calls); j++) {
+        const char *is = json_string_value(json_object_get(json_array_get(calls, j), "id"));
+        if (is && strcmp(is, id) == 0) call = json_array_get(calls, j);
+    }
+    json_t *name = json_object_get(json_object_get(call, "function"), "name");
+    return name ? name : json_object_get(result, "name");
+}
+
+/* A result that is a JSON object is one for the template too; anything else stays what it is. NULL: no memory. */
+static json_t *response_value(const json_t *content)
+{
+    json_t *parsed = NULL;
+    mb_error why;
+    mb_status st = MB_OK;
+    if (json_is_text(content)) st = json_read(&parsed, json_string_value(content), json_string_length(content), JSON_READ_ANY, &why);
+    if (json_is_object(parsed) || st == MB_NO_MEMORY) return parsed;
+    json_decref(parsed);
+    return content ? json_deep_copy(content) : json_string("");
+}
+
+/* Text beside the calls becomes a message of its own: a turn that results end goes on in the next one. */
+static mb_status text_before_calls(json_t *messages, size_t i, mb_error *err)
+{
+    json_t *m = json_array_get(messages, i), *content = json_object_get(m, "content");
+    bool some = json_is_string(content) ? json_string_length(content) > 0 : json_array_size(content) > 0;
+    json_t *before = some ? json_pack("{s:s, s:O}", "role", "assistant", "content", content) : NULL;
+    if (some && !before) return no_memory(err);
+    json_object_del(m, "content");
+    return !some || json_array_insert_new(messages, i, before) == 0 ? MB_OK : no_memory(err);
+}
+
+static mb_status move_results(json_t *messages, size_t i, mb_error *err)
+{
+    json_t *m = json_array_get(messages, i), *calls = json_object_get(m, "tool_calls"), *all = json_array();
+    if (!all || json_object_set_new(m, "tool_responses", all) != 0) return no_memory(err);
+    for (size_t n = 0; has_role(json_array_get(messages, i + 1), "tool"); n++) {
+        const json_t *result = json_array_get(messages, i + 1);
+        json_t *one = json_object(), *name = called_name(calls, result, n);
+        bool ok = one && json_object_set_new(one, "response", response_value(json_object_get(result, "content"))) == 0;
+        if (ok && name) ok = json_object_set(one, "name", name) == 0;
+        if (!ok) {
+            json_decref(one);
+            return no_memory(err);
+        }
+        if (json_array_append_new(all, one) != 0 || json_array_remove(messages, i + 1) != 0) return no_memory(err);
+    }
+    return text_before_calls(messages, i, err);
+}
+
+static mb_status results_to_calls(json_t *messages, mb_error *err)
+{
+    for (size_t i = 0; i < json_array_size(messages); i++) {
+        const json_t *m = json_array_get(messages, i);
+        if (json_array_size(json_object_get(m, "tool_calls")) && has_role(json_array_get(messages, i + 1), "tool"))
+            MB_TRY(move_results(messages, i, err));
+    }
+    return MB_OK;
+}
+
 /* --- templates that know no calls --- */
 static mb_status set_text(json_t *m, const char *key, struct buf *b, mb_error *err)
 {
@@ -183,6 +261,7 @@ mb_status history_prepare(const struct gen_renderer *t, json_t *messages, const 
 {
     MB_TRY(check_messages(messages, err));
     if (wants_short_ids(t)) MB_TRY(shorten_all(messages, err));
+    if (wants_responses(t)) MB_TRY(results_to_calls(messages, err));
     if (!strstr(source_of(t), "tool_calls")) MB_TRY(calls_to_text(messages, err));
     if (strstr(source_of(t), "message.thinking")) MB_TRY(name_thoughts(messages, err));
     return note ? add_note(messages, note, place, err) : MB_OK;
