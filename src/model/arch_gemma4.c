@@ -184,8 +184,9 @@ static mb_status read_cap(struct model_spec *s, const json_t *c, mb_error *err)
     double cap = 0;
     if (v && json_is_null(v)) return MB_OK;
     MB_TRY(config_float_or(c, "final_logit_softcapping", 30, &cap, err));
-    if (!(cap >= 0))
-        return mb_fail_at(err, MB_BAD_FORMAT, "final_logit_softcapping", "config.json: final_logit_softcapping must be at least 0");
+    if (!(cap >= 0 && cap <= 1e6))
+        return mb_fail_at(err, MB_BAD_FORMAT, "final_logit_softcapping", "config.json: final_logit_softcapping is %g, must be from 0 "
+                          "to 1e6", cap);
     s->logit_softcap = (float)cap;
     return MB_OK;
 }

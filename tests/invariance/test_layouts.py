@@ -175,6 +175,7 @@ def test_gemma4_keys_of_sharing_layers_are_passed_over(tmp_path):
 
 @pytest.mark.parametrize("family, change, text", [
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+    ("gemma4", {"final_logit_softcapping": 1e300}, "final_logit_softcapping is 1e+300"),
     ("gemma4", {"hidden_activation": "silu"}, "hidden_activation is silu"),
     ("gemma4", {"num_kv_shared_layers": 4}, "num_kv_shared_layers"),
     ("gemma4", {"vocab_size_per_layer_input": 256}, "vocab_size_per_layer_input"),
