@@ -223,7 +223,7 @@ def test_eng001_families_need_no_flag(family):
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4", "gemma4-kv", "gemma4-moe"])
 def test_eng036_windows_wrap_and_rows_join_late(family):
-    """ENG-036, MOD-011, MOD-016, MOD-017: prompts and answers longer than the window, six at a time in three rows and pieces of
+    """ENG-036, T4.02, MOD-011, MOD-016, MOD-017: prompts and answers longer than the window, six at a time in three rows and pieces of
     seven, each joining as another ends; then again over what the prompt cache has: the bits of each alone."""
     bodies = [{**FIXED, "messages": [{"role": "user", "content": "one two three four five " * (2 + 3 * i)}], "seed": i,
                "max_tokens": 20 + 7 * i} for i in range(6)]
