@@ -55,6 +55,10 @@ CASES = {
     "longrope-attention-factor": dict(max_position_embeddings=131072, original_max_position_embeddings=4096,
                                       rope_scaling=dict(rope_type="longrope", short_factor=SHORT16,
                                                         long_factor=LONG16, attention_factor=1.5)),
+    # Gemma 4's: pairs over the whole head, of which a share turns.
+    "proportional": dict(head_dim=64, rope_parameters=dict(rope_type="proportional", rope_theta=1000000.0, partial_rotary_factor=0.25)),
+    "proportional-factor": dict(head_dim=64, rope_parameters=dict(rope_type="proportional", rope_theta=10000.0, partial_rotary_factor=0.5,
+                                                                  factor=8.0)),
 }
 
 
