@@ -5,6 +5,7 @@
 #include "engine/fidelity.h"
 #include "engine/fit.h"
 #include "engine/open.h"
+#include "engine/sensitivity.h"
 #include "gen/gen.h"
 #include "mlxbun.h"
 

@@ -5,8 +5,10 @@
 
 #include "base/filemap.h"
 #include "base/json.h"
+#include "cli/mixed.h"
 #include "cli/store.h"
 #include "convert/convert.h"
+#include "convert/out_folder.h"
 #include "hub/names.h"
 
 #define PLAN_MAX_BYTES ((size_t)64 << 20)
@@ -126,10 +128,22 @@ static mb_status find_source(const struct flags *f, const char *arg, char path[M
     return store_copy_path(path, r.path, err);
 }
 
+/* --target-bpw excludes the flags that say the bits themselves. */
+static mb_status check_mixed(const struct flags *f, mb_error *err)
+{
+    if (f->q_bits.given || f->quant_predicate.given || f->q_config.given)
+        return mb_fail(err, MB_INVALID, "--target-bpw chooses the bits; --q-bits, --quant-predicate and --q-config do not go with it");
+    if (!f->calibration_mix.given)
+        return mb_fail(err, MB_INVALID, "--target-bpw measures sensitivity on text: name a file with --calibration-mix FILE or "
+                       "MLX_BUN_CALIBRATION_JSONL (one text, or JSON lines with \"text\")");
+    return MB_OK;
+}
+
 /* What is asked for must be said: a bare convert would only copy. */
 static mb_status check_wish(const struct flags *f, mb_error *err)
 {
     bool quantise = f->quantize.b || f->q_config.given;
+    if (f->target_bpw.given) return check_mixed(f, err);
     if (!quantise && (f->q_bits.given || f->q_group_size.given || f->quant_predicate.given))
         return mb_fail(err, MB_INVALID, "--q-bits, --q-group-size and --quant-predicate go with -q");
     if (f->q_config.given && (f->q_bits.given || f->q_group_size.given || f->quant_predicate.given))
@@ -146,17 +160,21 @@ static mb_status convert_model(const struct flags *f, const char *src_dir, const
 {
     struct checkpoint_result result;
     struct progress bar;
-    json_t *plan = NULL;
+    json_t *plan = NULL, *note = NULL;
+    MB_TRY(out_folder_check_target(out_dir, err)); /* before minutes of measuring */
     if (f->q_config.given) MB_TRY(plan_read(f->q_config.s, &plan, err));
+    if (f->target_bpw.given) MB_TRY(mixed_choose(f, src_dir, &plan, &note, err));
     progress_begin(&bar, "converting", f->quiet.b);
     struct checkpoint_opts opt = { .quantise = f->quantize.b || plan, .plan = plan, .n_threads = (int)f->threads.i,
                                    .dtype = f->dtype.given ? f->dtype.s : NULL, .bits = (int)f->q_bits.i,
                                    .group_size = (int)f->q_group_size.i, .max_shard_bytes = (uint64_t)f->max_shard_size.i,
                                    .recipe = f->quant_predicate.given ? f->quant_predicate.s : NULL, .progress = on_bytes,
-                                   .progress_ctx = &bar, .result = &result };
+                                   .progress_ctx = &bar, .result = &result, .note = note,
+                                   .note_name = note ? "optiq_metadata.json" : NULL };
     mb_status st = convert_checkpoint(src_dir, out_dir, &opt, err);
     progress_end(&bar);
     json_decref(plan);
+    json_decref(note);
     return st == MB_OK ? print_result(f, &result, out_dir, err) : st;
 }
 

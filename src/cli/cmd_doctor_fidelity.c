@@ -209,6 +209,29 @@ static mb_status measure_all(const struct flags *f, const char *path, const stru
     return MB_OK;
 }
 
+/* --reference: the model's numbers as they are (f32 tier) against those of another checkpoint: what a conversion cost. */
+static mb_status compare(const struct flags *f, const char *path, const struct corpus *c, mb_error *err)
+{
+    static char reference[MODEL_PATH_MAX];
+    struct fidelity_report r;
+    struct progress p;
+    MB_TRY(model_find(f, f->reference.s, true, reference, err));
+    progress_begin(&p, "comparing", f->quiet.b);
+    struct fidelity_options opt = { .cpu_level = f->cpu_level.given ? f->cpu_level.s : NULL, .n_threads = (int)f->threads.i,
+                                    .reference_dir = reference, .tier = TIER_F32, .kv_format = KV_F32, .progress = progress_set,
+                                    .progress_ctx = &p };
+    mb_status st = fidelity_measure(path, c->ids, N_RUNS, RUN_TOKENS, &opt, &r, err);
+    progress_end(&p);
+    if (st != MB_OK) return st;
+    if (f->json.b)
+        printf("{\"positions\":%lld,\"mean_kl\":%.9g,\"p99_kl\":%.9g,\"max_kl\":%.9g,\"top1_percent\":%.4f}\n",
+               (long long)r.n_positions, r.mean_kl, r.p99_kl, r.max_kl, r.top1_percent);
+    else
+        printf("against %s: mean KL %.4g  p99 %.4g  max %.4g  top-1 %.2f %%\n", f->reference.s, r.mean_kl, r.p99_kl, r.max_kl,
+               r.top1_percent);
+    return MB_OK;
+}
+
 mb_status doctor_fidelity(const struct flags *f, const char *path, int *exit_status, mb_error *err)
 {
     struct buf json;
@@ -216,7 +239,7 @@ mb_status doctor_fidelity(const struct flags *f, const char *path, int *exit_sta
     if (!c) return mb_fail(err, MB_NO_MEMORY, "out of memory for the texts");
     buf_init(&json, 0);
     mb_status st = read_corpus(f, path, c, err);
-    if (st == MB_OK) st = measure_all(f, path, c, &json, exit_status, err);
+    if (st == MB_OK) st = f->reference.given ? compare(f, path, c, err) : measure_all(f, path, c, &json, exit_status, err);
     buf_free(&json);
     corpus_free(c);
     return st;

@@ -29,6 +29,7 @@ static mb_status folder_fill(struct conv *c, const struct out_folder *o, const j
     MB_TRY(out_folder_copy_texts(o, c->src_dir, NULL, err));
     MB_TRY(conv_write(c, o, err));
     MB_TRY(out_folder_put_json(o, "model.safetensors.index.json", index, 4, err));
+    if (c->opts->note_name) MB_TRY(out_folder_put_json(o, c->opts->note_name, c->opts->note, 2, err));
     return out_folder_put_json(o, "config.json", config, 4, err);
 }
 
@@ -49,22 +50,32 @@ static mb_status folder_make(struct conv *c, const char *out_dir, mb_error *err)
     return st;
 }
 
+mb_status conv_open(struct conv *c, mb_error *err)
+{
+    arena_init(&c->arena, (size_t)1 << 30);
+    MB_TRY(source_open(c, err));
+    MB_TRY(conv_settle(c, err));
+    MB_TRY(conv_plan(c, err));
+    return conv_plan_check(c, err);
+}
+
+void conv_close(struct conv *c)
+{
+    quant_config_free(c->plan);
+    checkpoint_close(c->ckpt);
+    model_spec_free(&c->spec);
+    json_decref(c->config);
+    arena_free(&c->arena);
+}
+
 mb_status convert_checkpoint(const char *src_dir, const char *out_dir, const struct checkpoint_opts *opts, mb_error *err)
 {
     static const struct checkpoint_opts no_opts;
     struct conv c = { .src_dir = src_dir, .opts = opts ? opts : &no_opts };
-    arena_init(&c.arena, (size_t)1 << 30);
-    mb_status st = out_folder_check_target(out_dir, err);
-    if (st == MB_OK) st = source_open(&c, err);
-    if (st == MB_OK) st = conv_settle(&c, err);
-    if (st == MB_OK) st = conv_plan(&c, err);
-    if (st == MB_OK) st = conv_plan_check(&c, err);
+    MB_TRY(out_folder_check_target(out_dir, err));
+    mb_status st = conv_open(&c, err);
     if (st == MB_OK) st = folder_make(&c, out_dir, err);
     if (st == MB_OK && opts && opts->result) *opts->result = c.result;
-    quant_config_free(c.plan);
-    checkpoint_close(c.ckpt);
-    model_spec_free(&c.spec);
-    json_decref(c.config);
-    arena_free(&c.arena);
+    conv_close(&c);
     return st;
 }

@@ -75,5 +75,12 @@ void conv_shard_name(const struct conv *c, size_t i_shard, char out[64]);
 
 /* --- ckpt_write.c --- */
 mb_status conv_write(struct conv *c, const struct out_folder *o, mb_error *err);
+/* Row r of an item as floats [n_in], out of whichever source holds it. */
+void conv_row_read(const struct conv_item *it, int64_t r, float *out);
+
+/* --- ckpt_convert.c --- */
+/* Read config and headers of c->src_dir, settle the options, plan the tensors. conv_close in every case. */
+mb_status conv_open(struct conv *c, mb_error *err);
+void conv_close(struct conv *c);
 
 #endif

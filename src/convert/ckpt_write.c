@@ -7,7 +7,7 @@
 
 #include "base/threads.h"
 #include "convert/ckpt_int.h"
-#include "convert/quantise.h"
+#include "format/quantise.h"
 #include "format/safetensors_write.h"
 
 #define CHUNK_BYTES ((int64_t)4 << 20)
@@ -62,8 +62,9 @@ static mb_status copy_item(struct sink *s, const struct conv_item *it)
 
 /* --- through floats --- */
 
-static void row_read(const struct conv_item *it, int64_t rows_a_source, int64_t r, float *out)
+void conv_row_read(const struct conv_item *it, int64_t r, float *out)
 {
+    int64_t rows_a_source = it->n_rows / (int64_t)it->n_src;
     const struct tensor_view *t = it->src[r / rows_a_source];
     int64_t in_source = r % rows_a_source;
     if (it->from.mode == QUANT_NONE) {
@@ -83,7 +84,7 @@ static bool row_make(struct piece *p, int64_t k, float *row)
 {
     const struct conv_item *it = p->it;
     uint8_t *weight = p->weight + (size_t)k * p->weight_row_bytes;
-    row_read(it, p->rows_a_source, p->first + k, row);
+    conv_row_read(it, p->first + k, row);
     if (it->to.mode == QUANT_NONE) return floats_put(row, it->n_in, it->dtype, weight);
     floats_round(row, it->n_in, it->dtype);
     return quantise_row(&it->to, row, it->n_in, it->dtype, weight, p->scales + (size_t)k * p->scale_row_bytes,

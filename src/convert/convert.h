@@ -15,9 +15,7 @@
 #ifndef CONVERT_CONVERT_H
 #define CONVERT_CONVERT_H
 
-#include <jansson.h>
-
-#include "base/status.h"
+#include "format/quant.h"
 
 /* Bytes of the source done so far. Return false to stop: MB_CANCELLED, nothing is left behind. */
 typedef bool (*convert_progress_fn)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
@@ -70,6 +68,8 @@ struct checkpoint_opts {
     int bits, group_size;           /* 2 3 4 5 6 8 (0: 4); 32 64 128 (0: 64) */
     const char *recipe;             /* NULL, or "mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6": mlx-lm's */
     const json_t *plan;             /* NULL, or an object like config.json's "quantization": decides alone */
+    const char *note_name;          /* NULL, or a JSON file that goes beside config.json: its name and content */
+    const json_t *note;
     uint64_t max_shard_bytes;       /* 0: 5 GB */
     int n_threads;                  /* 0: as many as there are cores; no effect on the output */
     convert_progress_fn progress;   /* NULL: silent; called from this thread */
@@ -84,5 +84,37 @@ struct checkpoint_opts {
  * type), MB_NOT_FOUND, MB_BAD_FORMAT, MB_UNSUPPORTED (names the family or the scheme), MB_IO (no space: both numbers),
  * MB_CANCELLED, MB_NO_MEMORY. Memory: some MB a thread; source pages are dropped behind. Any thread. */
 mb_status convert_checkpoint(const char *src_dir, const char *out_dir, const struct checkpoint_opts *opts, mb_error *err);
+
+/* --- mixed precision --- */
+
+#define MIXED_MAX_CANDIDATES 24
+
+struct mixed_opts {
+    const char *dtype;              /* as in checkpoint_opts */
+    double target_bpw;              /* bits per weight of the whole model at most */
+    struct quant_spec candidates[MIXED_MAX_CANDIDATES]; /* affine */
+    int n_candidates;
+    struct quant_spec probe;        /* what the figures were measured with */
+    const json_t *figures;          /* module -> mean KL in nats (engine/sensitivity.h) */
+    int n_threads;
+    convert_progress_fn progress;   /* NULL: silent */
+    void *progress_ctx;
+};
+
+struct mixed_result {
+    double bits_per_weight;         /* of the plan */
+    double predicted_kl;            /* sum over the modules, nats */
+    size_t n_by_bits[9];            /* modules with so many bits */
+};
+
+/* Before the figures are measured: can the source be converted, and the target be met? From config and headers alone. */
+mb_status convert_mixed_check(const char *src_dir, const struct mixed_opts *opts, mb_error *err);
+/* Choose bits and group of each module. A candidate's loss is the module's figure times its squared weight error over the probe's
+ * (loss grows with the square of the error); beginning with the fewest bytes, the step that saves most loss a byte is taken while
+ * the target allows. *plan: a new object for checkpoint_opts.plan. The same inputs give the same plan, whatever n_threads.
+ * MB_INVALID when even the smallest candidates are above the target (names the least bits per weight), and what
+ * convert_checkpoint gives for a source. Reads the whole source once. */
+mb_status convert_mixed_plan(const char *src_dir, const struct mixed_opts *opts, json_t **plan, struct mixed_result *result,
+                             mb_error *err);
 
 #endif

@@ -107,8 +107,11 @@ mb_status fidelity_measure(const char *model_dir, const int32_t *ids, int32_t n_
     if (n_sequences < 1 || n_tokens < 1) return mb_fail(err, MB_INVALID, "no token ids to measure on");
     t.kl = mb_calloc((size_t)n_sequences * (size_t)n_tokens, sizeof *t.kl);
     mb_status st = t.kl ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
-    if (st == MB_OK) st = side_open(&ref, model_dir, TIER_F32, KV_F32, opt, n_tokens, err);
+    if (st == MB_OK) st = side_open(&ref, opt->reference_dir ? opt->reference_dir : model_dir, TIER_F32, KV_F32, opt, n_tokens, err);
     if (st == MB_OK) st = side_open(&got, model_dir, opt->tier, opt->kv_format, opt, n_tokens, err);
+    if (st == MB_OK && model_plan_get(ref.model)->n_vocab != model_plan_get(got.model)->n_vocab)
+        st = mb_fail(err, MB_INVALID, "the two models have %d and %d tokens: they cannot be compared",
+                     (int)model_plan_get(ref.model)->n_vocab, (int)model_plan_get(got.model)->n_vocab);
     for (int32_t i = 0; st == MB_OK && i < n_sequences; i++) {
         st = run_sequence(&ref, &got, ids + (int64_t)i * n_tokens, n_tokens, &t, err);
         if (opt->progress) opt->progress(opt->progress_ctx, (double)(i + 1) / n_sequences);

@@ -125,6 +125,33 @@ mb_status model_open(struct model **out, const char *dir, const struct model_opt
     return MB_OK;
 }
 
+#define LAYER_WEIGHTS 8
+
+struct weight *model_weight_at(struct model *m, size_t i)
+{
+    size_t n = 0;
+    for (int l = 0; l < m->spec.n_layer; l++) {
+        struct layer_weights *w = &m->layers[l];
+        struct weight *all[LAYER_WEIGHTS] = { &w->q, &w->k, &w->v, &w->o, &w->router, &w->gate, &w->up, &w->down };
+        for (int j = 0; j < LAYER_WEIGHTS; j++)
+            if (all[j]->impl && n++ == i) return all[j];
+    }
+    if (m->embed.impl && n++ == i) return &m->embed;
+    return m->head.impl && n == i ? &m->head : NULL;
+}
+
+mb_status model_weight_replace(struct model *m, struct weight *w, const struct weight_source *src, mb_error *err)
+{
+    struct weight_source s = *src;
+    if (m->tier != TIER_F32 || src->n != w->n || src->k != w->k)
+        return mb_fail(err, MB_INVALID, "%s: only numbers of the same shape can be replaced, and only under the f32 tier", w->name);
+    s.name = w->name;
+    s.i_module = w->i_module;
+    s.gather_only = w == &m->embed && !m->spec.tied_head;
+    m->ops->weight_free(m->device, w);
+    return m->ops->pack(m->device, &s, w, err);
+}
+
 static void free_weights(struct model *m)
 {
     for (int i = 0; m->layers && i < m->spec.n_layer; i++) {

@@ -42,6 +42,13 @@ size_t model_scratch_bytes(const struct model *m);
 uint64_t model_fingerprint(const struct model *m);
 /* Make sure rope tables cover positions [0, n). Called between steps by the engine's thread; cheap when they do. */
 mb_status model_reserve_positions(struct model *m, int32_t n, mb_error *err);
+/* The i-th packed matrix (its name is the module's path; matrices of one fused tensor follow each other, in order of rows); NULL
+ * behind the last. */
+struct weight *model_weight_at(struct model *m, size_t i);
+/* Put other numbers in its place: the same shape, packed otherwise. Only under TIER_F32, where no step depends on how a weight
+ * is packed, and between steps. src's memory must live as long as they stand there when w is a gathered table (an untied
+ * embedding). On failure the model can only be closed. */
+mb_status model_weight_replace(struct model *m, struct weight *w, const struct weight_source *src, mb_error *err);
 /* Memory this directory would take, from config and headers alone: weights, scratch, bytes of one page of each kind. */
 struct model_size {
     size_t weight_bytes, scratch_bytes;

@@ -208,3 +208,59 @@ def test_killed_and_again(tmp_path):
     (tmp_path / "other.part/precious").write_text("x")
     p = run("convert", src, tmp_path / "other", "-q", ok=False)
     assert p.returncode == 2 and "not of this program" in p.stderr and (tmp_path / "other.part/precious").exists()
+
+
+def corpus(tmp_path):
+    """One text, and the same as JSON lines."""
+    text = (ROOT / "docs/tour.md").read_text()[:3000]
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": text[:1500]}) + "\n\n" + json.dumps({"text": text[1500:]}) + "\n")
+    return tmp_path / "text.txt", tmp_path / "text.jsonl"
+
+
+def kl(model, reference):
+    return json.loads(run("doctor", model, "--fidelity", "--reference", reference, "--json").stdout)["mean_kl"]
+
+
+def test_mixed_precision(tmp_path):
+    """REG-196 REG-202 REG-203 REG-204 REG-207 REG-208 REG-212: at most the bits that were asked for, sensitive modules get more, the
+    plan is the same twice and with any number of threads, figures are kept; less is lost than by uniform 4 bits of as many bytes."""
+    src = source.write("llama", tmp_path / "src", dtype="F16")
+    text, lines = corpus(tmp_path)
+    args = ["convert", src, "--target-bpw", "5.1", "--n-calibration", 2, "--json"]
+    report = json.loads(run(*args, tmp_path / "mixed", "--calibration-mix", text).stdout)
+    assert report["bits_per_weight"] <= 5.1 and report["quantised"] > 0
+    note = json.loads((tmp_path / "mixed/optiq_metadata.json").read_text())
+    assert len(note["per_layer_kl"]) == report["quantised"] and all(v >= 0 for v in note["per_layer_kl"].values())
+    assert max(note["per_layer_kl"].values()) > 3 * min(note["per_layer_kl"].values())
+    q = json.loads((tmp_path / "mixed/config.json").read_text())["quantization"]
+    modules = list(note["per_layer_kl"])
+    assert len({spec_of(q, m) for m in modules}) > 1
+    run(*args, tmp_path / "again", "--calibration-mix", text, "-t", 2)
+    assert source.digests(tmp_path / "again") == source.digests(tmp_path / "mixed")
+    assert (tmp_path / "again/optiq_metadata.json").read_bytes() == (tmp_path / "mixed/optiq_metadata.json").read_bytes()
+    run(*args, tmp_path / "lines", env={"MLX_BUN_CALIBRATION_JSONL": str(lines)})
+    assert json.loads((tmp_path / "lines/config.json").read_text())["quantization"]
+    uniform = json.loads(run("convert", src, tmp_path / "uniform", "-q", "--q-bits", 4, "--q-group-size", 32, "--json").stdout)
+    target = ["convert", src, "--target-bpw", f"{uniform['bits_per_weight']:.6f}", "--calibration-mix", text, "--n-calibration", 2]
+    run(*target, tmp_path / "as-many")
+    size = sum(p.stat().st_size for p in (tmp_path / "as-many").glob("*.safetensors"))
+    assert size <= sum(p.stat().st_size for p in (tmp_path / "uniform").glob("*.safetensors")) + 64
+    assert kl(tmp_path / "as-many", src) < kl(tmp_path / "uniform", src)
+
+
+def test_mixed_precision_refusals(tmp_path):
+    """REG-196 REG-197 REG-208: what is missing, or cannot be, is said, and nothing is written."""
+    src = source.write("llama-bf16", tmp_path / "src")
+    text, _ = corpus(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"prompt": "b"}\n')
+    for args, said in ((["--target-bpw", "5"], "MLX_BUN_CALIBRATION_JSONL"),
+                       (["--target-bpw", "5", "--calibration-mix", text, "--q-bits", "4"], "chooses the bits"),
+                       (["--target-bpw", "5", "--calibration-mix", text, "--candidate-bits", "4,7"], "4,7"),
+                       (["--target-bpw", "5", "--calibration-mix", text, "--n-calibration", "500"], "add text"),
+                       (["--target-bpw", "5", "--calibration-mix", tmp_path / "bad.jsonl"], "line 2"),
+                       (["--target-bpw", "2.5", "--calibration-mix", text, "--n-calibration", "1"], "larger --target-bpw"),
+                       (["--target-bpw", "5", "--calibration-mix", tmp_path / "none.txt"], "none.txt")):
+        p = run("convert", src, tmp_path / "out", *args, ok=False)
+        assert p.returncode != 0 and said in p.stderr, (args, p.stderr)
+    assert not (tmp_path / "out").exists()

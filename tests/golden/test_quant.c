@@ -4,7 +4,7 @@
 
 #include "base/filemap.h"
 #include "base/json.h"
-#include "convert/quantise.h"
+#include "format/quantise.h"
 #include "format/quant.h"
 
 #define FOLDER "tests/golden/quant_affine/"

@@ -6,8 +6,8 @@
  *   code = clamp(rint((w - bias) / scale), 0, n)
  * and only then are scale and bias rounded to the type of the weights. Golden: tests/golden/quant_affine.
  */
-#ifndef CONVERT_QUANTISE_H
-#define CONVERT_QUANTISE_H
+#ifndef FORMAT_QUANTISE_H
+#define FORMAT_QUANTISE_H
 
 #include "format/quant.h"
 

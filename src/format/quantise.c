@@ -1,5 +1,5 @@
 /* quantise.c: see quantise.h. The arithmetic of one group and the packing of its codes. */
-#include "convert/quantise.h"
+#include "format/quantise.h"
 
 #include <math.h>
 
