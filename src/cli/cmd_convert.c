@@ -35,7 +35,7 @@ static void print_text(const struct convert_report *r, const char *out_dir)
     }
 }
 
-static mb_status print_object(json_t *o, mb_error *err)
+mb_status print_object(json_t *o, mb_error *err)
 {
     struct buf b;
     struct json_write_opts opts = { 0 };
@@ -115,7 +115,7 @@ static mb_status plan_read(const char *path, json_t **plan, mb_error *err)
 }
 
 /* The folder that a source argument names; a repository that is not here is fetched. */
-static mb_status find_source(const struct flags *f, const char *arg, char path[MODEL_PATH_MAX], mb_error *err)
+mb_status convert_find_source(const struct flags *f, const char *arg, char path[MODEL_PATH_MAX], mb_error *err)
 {
     static struct store s;      /* large, as is the next */
     static struct get_result r;
@@ -143,6 +143,8 @@ static mb_status check_mixed(const struct flags *f, mb_error *err)
 static mb_status check_wish(const struct flags *f, mb_error *err)
 {
     bool quantise = f->quantize.b || f->q_config.given;
+    if (f->dequantize.b) return mb_fail(err, MB_INVALID, "--dequantize is not offered: a quantised checkpoint runs as it is");
+    if (f->upload_repo.given) return mb_fail(err, MB_INVALID, "--upload-repo is not in this version");
     if (f->target_bpw.given) return check_mixed(f, err);
     if (!quantise && (f->q_bits.given || f->q_group_size.given || f->quant_predicate.given))
         return mb_fail(err, MB_INVALID, "--q-bits, --q-group-size and --quant-predicate go with -q");
@@ -178,6 +180,12 @@ static mb_status convert_model(const struct flags *f, const char *src_dir, const
     return st == MB_OK ? print_result(f, &result, out_dir, err) : st;
 }
 
+static bool is_gguf(const char *arg)
+{
+    size_t n = strlen(arg);
+    return file_exists(arg) || (n > 5 && strcmp(arg + n - 5, ".gguf") == 0 && !dir_exists(arg));
+}
+
 mb_status cmd_convert(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
 {
     char src_dir[MODEL_PATH_MAX];
@@ -187,8 +195,12 @@ mb_status cmd_convert(const struct flags *f, const char *const *pos, int n_pos, 
     (void)exit_status;
     if (!arg) return mb_fail(err, MB_INVALID, "convert what? a GGUF file or a model, and the new folder; see mlx-bun help convert");
     if (n_pos > i_out + 1) return mb_fail(err, MB_INVALID, "convert takes a source and a new folder, %.100s is too much", pos[i_out + 1]);
-    if (file_exists(arg)) return import_gguf_file(f, arg, out_dir, err);
+    if (is_gguf(arg)) {
+        if (!f->mlx_path.given && n_pos <= i_out)
+            return mb_fail(err, MB_INVALID, "convert takes two arguments here: the GGUF file and the new folder; see mlx-bun help convert");
+        return import_gguf_file(f, arg, out_dir, err);
+    }
     MB_TRY(check_wish(f, err));
-    MB_TRY(find_source(f, arg, src_dir, err));
+    MB_TRY(convert_find_source(f, arg, src_dir, err));
     return convert_model(f, src_dir, out_dir, err);
 }

@@ -39,6 +39,10 @@ static const struct verb verbs[] = {
       "loss; Q6_K becomes 8 bit, and the largest error is printed.\n\n"
       "  mlx-bun convert Qwen/Qwen3-0.6B -q --q-bits 4 --mlx-path ~/models/qwen3-4bit\n"
       "  mlx-bun convert SmolLM2-135M-Instruct.Q4_1.gguf ~/models/smollm2", cmd_convert },
+    { "fuse", NULL, CMD_FUSE, 1, "MODEL --adapter DIR [--save-path OUT/]", "write a model with a LoRA adapter in its weights",
+      "Adds the adapter (MLX or PEFT form) to the weights and writes a checkpoint of its own, which is served without it. A quantised\n"
+      "module keeps its bits and group; modules that the adapter does not touch keep their bytes.\n\n"
+      "  mlx-bun fuse ~/models/qwen3 --adapter ~/adapters/mine --save-path ~/models/mine", cmd_fuse },
     { "get", "download", CMD_GET, 1, "OWNER/NAME[@REV] | --starter | --locked", "fetch a model",
       "Downloads a model from the Hugging Face hub (HF_ENDPOINT) into its standard cache (HF_HUB_CACHE, HF_HOME), which other\n"
       "programs share, checks every file by its hash, and prints the directory as the last line of standard output. What is there\n"

@@ -30,6 +30,7 @@ static mb_status settle_dtype(struct conv *c, mb_error *err)
     if (!row) row = float_find(json_string_value(json_object_get(c->config, "torch_dtype")));
     if (!row && !json_object_get(c->config, "torch_dtype"))
         row = float_find(json_string_value(json_object_get(json_object_get(c->config, "text_config"), "dtype")));
+    if (c->keep_types) row = NULL;
     c->cast = row != NULL;
     c->dtype = row ? row->dtype : DT_F32;
     c->result.dtype = row ? row->name : "as in the source";

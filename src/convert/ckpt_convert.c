@@ -33,7 +33,7 @@ static mb_status folder_fill(struct conv *c, const struct out_folder *o, const j
     return out_folder_put_json(o, "config.json", config, 4, err);
 }
 
-static mb_status folder_make(struct conv *c, const char *out_dir, mb_error *err)
+mb_status conv_folder_make(struct conv *c, const char *out_dir, mb_error *err)
 {
     json_t *config = NULL, *index = NULL;
     struct out_folder o;
@@ -74,7 +74,7 @@ mb_status convert_checkpoint(const char *src_dir, const char *out_dir, const str
     struct conv c = { .src_dir = src_dir, .opts = opts ? opts : &no_opts };
     MB_TRY(out_folder_check_target(out_dir, err));
     mb_status st = conv_open(&c, err);
-    if (st == MB_OK) st = folder_make(&c, out_dir, err);
+    if (st == MB_OK) st = conv_folder_make(&c, out_dir, err);
     if (st == MB_OK && opts && opts->result) *opts->result = c.result;
     conv_close(&c);
     return st;

@@ -11,6 +11,14 @@
 #include "format/safetensors.h"
 #include "model/spec.h"
 
+/* A LoRA update of rows [first, first + n) of a module: w[first + o][i] += sum over j of b[j][o] * a[j][i]. */
+struct conv_delta {
+    const char *module;             /* as the source's tensors name it, without ".weight" */
+    int64_t first, n, k;
+    int32_t rank;
+    const float *a, *b;             /* [rank][k], [rank][n]; the scale is in b */
+};
+
 /* One module or plain tensor of the output. */
 struct conv_item {
     const char *name;               /* of the output, whole: "model.layers.0.mlp.up_proj.weight" */
@@ -20,6 +28,8 @@ struct conv_item {
     const struct tensor_view *scales, *biases; /* of a quantised source; n_src is then 1 */
     struct quant_spec from, to;     /* QUANT_NONE: floats */
     enum dtype dtype;               /* of the floats, or of scales and biases; as in the source when it is no float */
+    const struct conv_delta *deltas; /* [n_deltas] those of this module, rows rising */
+    size_t n_deltas;
     bool as_is;                     /* bytes are copied */
     int64_t n_rows, n_in;           /* of all sources together; n_in logical */
     size_t i_shard, i_out;          /* first tensor in the shard: the weight; then scales and biases */
@@ -35,6 +45,9 @@ struct conv {
     struct quant_spec global;       /* what a module gets unless something says otherwise; QUANT_NONE: no quantisation */
     bool cast;                      /* floats become dtype */
     enum dtype dtype;
+    const struct conv_delta *deltas; /* [n_deltas] of all modules, those of a module together; borrowed */
+    size_t n_deltas;
+    bool keep_types;                /* floats stay as they are, whatever config.json names */
     struct arena arena;
     struct conv_item *items;
     size_t n_items;
@@ -79,6 +92,8 @@ mb_status conv_write(struct conv *c, const struct out_folder *o, mb_error *err);
 void conv_row_read(const struct conv_item *it, int64_t r, float *out);
 
 /* --- ckpt_convert.c --- */
+/* Fill out_dir with what is planned; publish it. */
+mb_status conv_folder_make(struct conv *c, const char *out_dir, mb_error *err);
 /* Read config and headers of c->src_dir, settle the options, plan the tensors. conv_close in every case. */
 mb_status conv_open(struct conv *c, mb_error *err);
 void conv_close(struct conv *c);

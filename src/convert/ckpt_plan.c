@@ -71,6 +71,15 @@ static bool spec_equal(struct quant_spec a, struct quant_spec b)
     return a.mode == b.mode && a.bits == b.bits && a.group_size == b.group_size;
 }
 
+/* The updates of a module lie together. */
+static void item_deltas(const struct conv *c, struct conv_item *it, const char *src_module)
+{
+    for (size_t i = 0; src_module && i < c->n_deltas; i++) {
+        if (strcmp(c->deltas[i].module, src_module) != 0) continue;
+        if (it->n_deltas++ == 0) it->deltas = &c->deltas[i];
+    }
+}
+
 /* What the item becomes, from its sources and the options. */
 static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err)
 {
@@ -81,7 +90,7 @@ static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err
     it->dtype = c->cast && is_float(src_float) ? c->dtype : src_float;
     bool keeps_codes = it->from.mode != QUANT_NONE && spec_equal(it->from, it->to);
     if (keeps_codes && !c->opts->dtype) it->dtype = src_float; /* scales are rounded only when that is asked for */
-    it->as_is = spec_equal(it->from, it->to) && it->dtype == src_float;
+    it->as_is = spec_equal(it->from, it->to) && it->dtype == src_float && it->n_deltas == 0;
     if (it->to.mode == QUANT_NONE) return MB_OK;
     c->result.n_quantised++;
     c->result.n_kept += it->as_is;
@@ -104,6 +113,7 @@ static mb_status item_add(struct conv *c, const char *name, const struct tensor_
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; F32, F16, BF16 and MLX's affine codes are converted", src[0]->name,
                        dtype_get(src[0]->dtype)->name);
     c->result.n_parameters += (uint64_t)(it->n_rows * it->n_in);
+    item_deltas(c, it, src_module);
     return item_settle(c, it, err);
 }
 

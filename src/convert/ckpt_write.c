@@ -80,11 +80,26 @@ void conv_row_read(const struct conv_item *it, int64_t r, float *out)
                             1, it->n_in, out);
 }
 
+/* Sums in order of the rank, in float32. */
+static void row_update(const struct conv_item *it, int64_t r, float *row)
+{
+    for (size_t d = 0; d < it->n_deltas; d++) {
+        const struct conv_delta *u = &it->deltas[d];
+        if (r < u->first || r >= u->first + u->n) continue;
+        for (int32_t j = 0; j < u->rank; j++) {
+            float b = u->b[(int64_t)j * u->n + r - u->first];
+            const float *a = u->a + (int64_t)j * u->k;
+            for (int64_t i = 0; i < u->k; i++) row[i] += b * a[i];
+        }
+    }
+}
+
 static bool row_make(struct piece *p, int64_t k, float *row)
 {
     const struct conv_item *it = p->it;
     uint8_t *weight = p->weight + (size_t)k * p->weight_row_bytes;
     conv_row_read(it, p->first + k, row);
+    row_update(it, p->first + k, row);
     if (it->to.mode == QUANT_NONE) return floats_put(row, it->n_in, it->dtype, weight);
     floats_round(row, it->n_in, it->dtype);
     return quantise_row(&it->to, row, it->n_in, it->dtype, weight, p->scales + (size_t)k * p->scale_row_bytes,
@@ -173,7 +188,7 @@ static mb_status recast_scales(struct sink *s, const struct conv_item *it, size_
 
 static mb_status item_write(struct sink *s, const struct conv_item *it)
 {
-    bool same_codes = it->to.mode != QUANT_NONE && it->from.mode == it->to.mode && it->from.bits == it->to.bits &&
+    bool same_codes = it->n_deltas == 0 && it->to.mode != QUANT_NONE && it->from.mode == it->to.mode && it->from.bits == it->to.bits &&
                       it->from.group_size == it->to.group_size;
     if (it->n_rows * it->n_in == 0) return MB_OK;
     if (it->as_is) return copy_item(s, it);

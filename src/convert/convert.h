@@ -85,6 +85,22 @@ struct checkpoint_opts {
  * MB_CANCELLED, MB_NO_MEMORY. Memory: some MB a thread; source pages are dropped behind. Any thread. */
 mb_status convert_checkpoint(const char *src_dir, const char *out_dir, const struct checkpoint_opts *opts, mb_error *err);
 
+/* --- adapters --- */
+
+struct fuse_opts {
+    int n_threads;
+    convert_progress_fn progress;
+    void *progress_ctx;
+    struct checkpoint_result *result;
+    size_t *n_fused;                /* NULL, or receives the number of modules that were changed */
+};
+
+/* Add a LoRA adapter (MLX or PEFT form, model/adapter.h) to the weights: W + scale * B A for each of its modules, with that module's
+ * own scale. A quantised module is dequantised, updated and quantised again in its own bits and group; every other tensor keeps its
+ * bytes. Fails as convert_checkpoint and adapter_load do. Opens the model to check the adapter against it: memory as for serving. */
+mb_status convert_fuse(const char *src_dir, const char *adapter_dir, const char *out_dir, const struct fuse_opts *opts,
+                       mb_error *err);
+
 /* --- mixed precision --- */
 
 #define MIXED_MAX_CANDIDATES 24
