@@ -46,7 +46,7 @@ struct mixed {
 /* --- errors of the weights --- */
 
 struct scratch {
-    float *row, *back;
+    float *row;
     uint8_t *codes, *scales, *biases;
 };
 
@@ -64,8 +64,13 @@ static double row_error(struct mixed *x, const struct conv_item *it, struct scra
         __atomic_store_n(&x->bad, true, __ATOMIC_RELAXED);
         return 0;
     }
-    quant_affine_dequantise(&spec, (const void *)s->codes, s->scales, s->biases, it->dtype, 1, it->n_in, s->back);
-    for (int64_t i = 0; i < it->n_in; i++) sum += (double)(s->back[i] - s->row[i]) * (double)(s->back[i] - s->row[i]);
+    for (int64_t i = 0, g = 0; i < it->n_in; g++) {
+        double scale = dtype_float_at(s->scales, it->dtype, g), bias = dtype_float_at(s->biases, it->dtype, g);
+        for (int64_t end = i + spec.group_size; i < end; i++) {
+            double off = scale * quant_code_get((const void *)s->codes, spec.bits, i) + bias - (double)s->row[i];
+            sum += off * off;
+        }
+    }
     return sum;
 }
 
@@ -73,17 +78,15 @@ static bool scratch_open(struct scratch *s, int64_t n_in)
 {
     size_t n = (size_t)n_in;
     s->row = mb_alloc(n * 4);
-    s->back = mb_alloc(n * 4);
     s->codes = mb_alloc(n + 4);
     s->scales = mb_alloc(n / 8 + 4); /* a group is 32 weights and a scale at most 4 bytes */
     s->biases = mb_alloc(n / 8 + 4);
-    return s->row && s->back && s->codes && s->scales && s->biases;
+    return s->row && s->codes && s->scales && s->biases;
 }
 
 static void scratch_free(struct scratch *s)
 {
     mb_free(s->row);
-    mb_free(s->back);
     mb_free(s->codes);
     mb_free(s->scales);
     mb_free(s->biases);

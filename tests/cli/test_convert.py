@@ -223,7 +223,7 @@ def kl(model, reference):
 
 
 def test_mixed_precision(tmp_path):
-    """REG-196 REG-202 REG-203 REG-204 REG-207 REG-208 REG-212: at most the bits that were asked for, sensitive modules get more, the
+    """REG-196 REG-202 REG-203 REG-204 REG-207 REG-208 REG-212 CFG-172: at most the bits that were asked for, sensitive modules get more, the
     plan is the same twice and with any number of threads, figures are kept; less is lost than by uniform 4 bits of as many bytes."""
     src = source.write("llama", tmp_path / "src", dtype="F16")
     text, lines = corpus(tmp_path)
@@ -247,6 +247,19 @@ def test_mixed_precision(tmp_path):
     size = sum(p.stat().st_size for p in (tmp_path / "as-many").glob("*.safetensors"))
     assert size <= sum(p.stat().st_size for p in (tmp_path / "uniform").glob("*.safetensors")) + 64
     assert kl(tmp_path / "as-many", src) < kl(tmp_path / "uniform", src)
+
+
+def test_mixed_precision_of_experts(tmp_path):
+    """REG-202: experts one by one are not measured, which says what to do; stacked, each layer's experts are one module."""
+    src = source.write("qwen3_moe", tmp_path / "src")
+    text, _ = corpus(tmp_path)
+    args = ["--target-bpw", "5.5", "--calibration-mix", text, "--n-calibration", "1"]
+    p = run("convert", src, tmp_path / "out", *args, ok=False)
+    assert p.returncode == 5 and "--dtype first" in p.stderr and not (tmp_path / "out").exists()
+    run("convert", src, tmp_path / "stacked", "--dtype", "bfloat16")
+    run("convert", tmp_path / "stacked", tmp_path / "out", *args)
+    figures = json.loads((tmp_path / "out/optiq_metadata.json").read_text())["per_layer_kl"]
+    assert any(".switch_mlp.down_proj" in k for k in figures)
 
 
 def test_mixed_precision_refusals(tmp_path):
