@@ -112,6 +112,19 @@ struct attn_unit {
 };
 size_t attn_scratch_bytes(int n_rows, int64_t d);
 
+/* The delta rule of one value head on n_tok tokens in order; column v of the state never meets another:
+ *   chains c = 0..3 from +0: m_c = fma(s[k][v] * g, key[k], m_c), k = c, c + 4, ..; d = (x[v] - ((m0 + m1) + (m2 + m3))) * beta
+ *   s[k][v] = fma(key[k], d, s[k][v] * g); o_c = fma(s[k][v], query[k], o_c) likewise; o[v] = (o0 + o1) + (o2 + o3) */
+struct delta_run {
+    int64_t dim_k, dim_v, n_tok;
+    float *s;                     /* [dim_k][dim_v] the state, in and out */
+    const float *q, *k, *v;       /* [n_tok] rows, ld_in floats apart */
+    int64_t ld_in;
+    const float *g, *beta;        /* [n_tok] */
+    float *o;                     /* [n_tok][dim_v], ld_o floats apart; overwritten */
+    int64_t ld_o;
+};
+
 struct cpu_kernels {
     const char *level; /* name of the highest level in the table */
 
@@ -140,6 +153,14 @@ struct cpu_kernels {
     void (*gelu_tanh_mul)(const float *gate, const float *up, int64_t n, float *y); /* mb_gelu_tanh(gate) * up */
     void (*swiglu_clamped)(const float *gate, const float *up, int64_t n, float *y); /* mb_swiglu_clamped(gate, up) */
     void (*softcap)(float *x, int64_t n, float cap);                /* cap * mb_tanh(x / cap), x / cap a division */
+
+    void (*sigmoid_mul)(const float *gate, const float *x, int64_t n, float *y);    /* x / (1 + mb_exp(-gate)) */
+
+    /* Gated delta net (docs/numerics.md section 4a). y may not overlap its operands in either.
+     * delta_conv: y[i] = mb_silu((c0 + c1) + (c2 + c3)): tap j, the oldest first, is added to chain j % 4 by
+     * fma(w[j * ld_w + i], x[j][i], c), chains from +0; x[j] NULL: the tap lies before the sequence and is left out. */
+    void (*delta_conv)(const float *const *x, int32_t n_tap, const float *w, int64_t ld_w, int64_t n, float *y);
+    void (*delta_rule)(const struct delta_run *r);
 
     /* LoRA (docs/numerics.md section 2). lora_project: u[r] = sum over k of a[r][k] * x[k], r < n_rows, rows of a ld_a
      * apart: 16 lanes, element j goes to lane j % 16 by fma(a, x, lane) in index order, lanes fold as in rmsnorm.

@@ -24,6 +24,7 @@ void avx2_fill_quantise(struct cpu_kernels *t);
 void avx2_fill_matmul(struct cpu_kernels *t);
 void avx2_fill_matmul_f32(struct cpu_kernels *t);
 void avx2_fill_rows(struct cpu_kernels *t);
+void avx2_fill_delta(struct cpu_kernels *t);
 void avx2_fill_lora(struct cpu_kernels *t);
 void avx2_fill_attention(struct cpu_kernels *t);
 void avx2_fill_vocab(struct cpu_kernels *t);

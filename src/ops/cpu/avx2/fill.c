@@ -8,6 +8,7 @@ void cpu_fill_avx2(struct cpu_kernels *t)
     avx2_fill_matmul(t);
     avx2_fill_matmul_f32(t);
     avx2_fill_rows(t);
+    avx2_fill_delta(t);
     avx2_fill_lora(t);
     avx2_fill_attention(t);
     avx2_fill_vocab(t);

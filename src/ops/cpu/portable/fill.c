@@ -8,6 +8,7 @@ void PORTABLE(cpu_fill_portable)(struct cpu_kernels *t)
     PORTABLE(portable_fill_quantise)(t);
     PORTABLE(portable_fill_matmul)(t);
     PORTABLE(portable_fill_rows)(t);
+    PORTABLE(portable_fill_delta)(t);
     PORTABLE(portable_fill_lora)(t);
     PORTABLE(portable_fill_attention)(t);
     PORTABLE(portable_fill_vocab)(t);

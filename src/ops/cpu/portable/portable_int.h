@@ -23,6 +23,7 @@
 void PORTABLE(portable_fill_quantise)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_matmul)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_rows)(struct cpu_kernels *t);
+void PORTABLE(portable_fill_delta)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_lora)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_attention)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_vocab)(struct cpu_kernels *t);
