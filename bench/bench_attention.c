@@ -68,11 +68,11 @@ static void plan_make(struct plan *p, struct plan_step *steps, int i_shape, int 
         }
         s[0].op = STEP_ROPE_KV, s[0].in = 0, s[0].out = 3;
         s[0].u.rope_kv.k = 1, s[0].u.rope_kv.v = 2, s[0].u.rope_kv.q_scale = 0.1f;
-        s[0].u.rope_kv.n_head = nh, s[0].u.rope_kv.n_head_kv = nkv, s[0].u.rope_kv.head_dim = d;
+        s[0].u.rope_kv.n_head = nh, s[0].u.rope_kv.n_head_kv = nkv, s[0].u.rope_kv.head_dim = s[0].u.rope_kv.q_step = d;
         s[0].u.rope_kv.i_in_kind = (int16_t)l;
         s[1].op = STEP_ATTEND, s[1].in = 3, s[1].out = 4;
         s[1].u.attend.n_head = nh, s[1].u.attend.n_head_kv = nkv, s[1].u.attend.head_dim = d;
-        s[1].u.attend.i_in_kind = (int16_t)l, s[1].u.attend.causal = true;
+        s[1].u.attend.i_in_kind = (int16_t)l, s[1].u.attend.causal = true, s[1].u.attend.gate = -1;
         p->n_steps += 2;
     }
 }

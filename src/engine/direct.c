@@ -75,7 +75,7 @@ void direct_close(struct direct *d)
 void direct_reset(struct direct *d, int32_t page_stride)
 {
     for (int k = 0; k < d->plan->n_kinds; k++) d->seq.kind[k].n_page = 0;
-    d->seq.n_committed = 0;
+    d->seq.n_committed = d->seq.i_state = 0;
     d->stride = page_stride < 1 ? 1 : page_stride;
     d->n_dealt = 0;
 }
@@ -120,7 +120,7 @@ mb_status direct_run(struct direct *d, const int32_t *ids, int32_t n, const stru
     struct row_result result = { .draws = draws };
     MB_TRY(d->ops->submit(model_compiled(d->model), &row, 1, &result, err));
     MB_TRY(d->ops->collect(model_compiled(d->model), err));
-    d->seq.n_committed = end;
+    d->seq.n_committed = d->seq.i_state = end;
     return result.status == MB_OK ? MB_OK : mb_fail(err, result.status, "the forward pass failed");
 }
 

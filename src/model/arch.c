@@ -8,6 +8,8 @@ static const char *const llama_types[] = { "llama", "mistral", NULL };
 static const char *const qwen2_types[] = { "qwen2", NULL };
 static const char *const qwen3_types[] = { "qwen3", NULL };
 static const char *const qwen3_moe_types[] = { "qwen3_moe", NULL };
+static const char *const qwen3_next_types[] = { "qwen3_next", NULL };
+static const char *const qwen3_5_types[] = { "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", NULL };
 static const char *const mixtral_types[] = { "mixtral", NULL };
 static const char *const gpt_oss_types[] = { "gpt_oss", NULL };
 static const char *const olmo2_types[] = { "olmo2", NULL };
@@ -27,6 +29,10 @@ static const struct arch_row rows[] = {
     { "qwen2", qwen2_types, arch_read_qwen2, KV_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
     { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
     { "qwen3_moe", qwen3_moe_types, arch_read_qwen3_moe, KV_F16, "Qwen3 mixtures of experts (30B-A3B, 235B-A22B)" },
+    { "qwen3_next", qwen3_next_types, arch_read_qwen3_next, KV_F16,
+      "Qwen3-Next: gated delta nets, every fourth layer attention with output gates, shared expert" },
+    { "qwen3_5", qwen3_5_types, arch_read_qwen3_5, KV_F16,
+      "Qwen3.5 text, dense and with experts: gated delta nets, every fourth layer attention with output gates" },
     { "mixtral", mixtral_types, arch_read_mixtral, KV_F16, "Mixtral: mixtures of experts over the Mistral shape" },
     { "gpt_oss", gpt_oss_types, arch_read_gpt_oss, KV_F16, "gpt-oss: sinks, every other layer a window, mxfp4 experts with biases" },
     { "minicpm", minicpm_types, arch_read_minicpm, KV_F16, "MiniCPM: scaled embedding, residual and logits where the config has them" },

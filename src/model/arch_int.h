@@ -13,6 +13,10 @@ mb_status arch_read_mixtral(struct model_spec *s, const json_t *config, mb_error
 mb_status arch_read_gpt_oss(struct model_spec *s, const json_t *config, mb_error *err);
 /* Experts of layer i: their number, how many a token takes, their width (arch_moe.c). */
 mb_status arch_set_experts(struct model_spec *s, int i, int32_t n_expert, int32_t top_k, int32_t width, mb_error *err);
+/* Experts of the Qwen families: num_experts of them on every decoder_sparse_step-th layer but mlp_only_layers. */
+mb_status arch_read_qwen_experts(struct model_spec *s, const json_t *c, const struct moe_names *names, bool normalise, mb_error *err);
+mb_status arch_read_qwen3_next(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_qwen3_5(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_minicpm(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_granite(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_olmo2(struct model_spec *s, const json_t *config, mb_error *err);

@@ -27,25 +27,30 @@ static bool listed(const json_t *list, int i)
     return false;
 }
 
-mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *c, mb_error *err)
+mb_status arch_read_qwen_experts(struct model_spec *s, const json_t *c, const struct moe_names *names, bool normalise, mb_error *err)
 {
-    static const struct moe_names names = { "mlp.gate", "mlp.switch_mlp", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj", NULL };
     int32_t n_expert = 0, top_k = 0, width = 0, step = 1;
     const json_t *dense = json_object_get(c, "mlp_only_layers");
-    MB_TRY(arch_read_qwen3(s, c, err));
     MB_TRY(config_int(c, "num_experts", 0, 4096, &n_expert, err));
     if (n_expert == 0) return MB_OK;
     MB_TRY(config_int(c, "num_experts_per_tok", 1, 256, &top_k, err));
     MB_TRY(config_int(c, "moe_intermediate_size", 1, 1 << 20, &width, err));
     MB_TRY(config_int_or(c, "decoder_sparse_step", 1, 1, 1024, &step, err));
-    MB_TRY(config_bool_or(c, "norm_topk_prob", false, &s->route_normalise, err));
+    MB_TRY(config_bool_or(c, "norm_topk_prob", normalise, &s->route_normalise, err));
     if (dense && !json_is_null(dense) && !json_is_array(dense))
         return mb_fail_at(err, MB_BAD_FORMAT, "mlp_only_layers", "config.json: mlp_only_layers must list layer numbers");
-    s->moe = &names;
+    s->moe = names;
     s->route = ROUTE_SOFTMAX_ALL;
     for (int i = 0; i < s->n_layer; i++)
         if (!listed(dense, i) && (i + 1) % step == 0) MB_TRY(arch_set_experts(s, i, n_expert, top_k, width, err));
     return MB_OK;
+}
+
+mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *c, mb_error *err)
+{
+    static const struct moe_names names = { "mlp.gate", "mlp.switch_mlp", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj", NULL };
+    MB_TRY(arch_read_qwen3(s, c, err));
+    return arch_read_qwen_experts(s, c, &names, false, err);
 }
 
 mb_status arch_read_mixtral(struct model_spec *s, const json_t *c, mb_error *err)

@@ -38,7 +38,7 @@ static mb_status visit_attention(struct model *m, int i, bind_visit_fn visit, vo
     const char *qkv = s->fused_qkv ? "self_attn.qkv_proj" : NULL;
     bool shared = l->attn == ATTN_SHARED_KV;
     const struct part part[] = {
-        { "self_attn.q_proj", qkv, nq, s->d_model, 0, all, &w->q, false },
+        { "self_attn.q_proj", qkv, l->attn_gate ? 2 * nq : nq, s->d_model, 0, all, &w->q, false },
         { "self_attn.k_proj", qkv, nkv, s->d_model, nq, all, &w->k, shared },
         { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, all, &w->v, shared || l->v_is_k },
         { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o, false },
@@ -56,6 +56,20 @@ static mb_status visit_mlp(struct model *m, int i, bind_visit_fn visit, void *ct
         { "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate, false },
         { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up, false },
         { "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down, false },
+    };
+    return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
+}
+
+/* The expert for all, and its gate. */
+static mb_status visit_shared(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    int64_t d = m->spec.d_model, width = m->spec.layers[i].d_shared;
+    struct layer_weights *w = &m->layers[i];
+    const struct part part[] = {
+        { "mlp.shared_expert_gate", NULL, 1, d, 0, 0, &w->shared_router, false },
+        { "mlp.shared_expert.gate_proj", NULL, width, d, 0, 0, &w->shared_gate, false },
+        { "mlp.shared_expert.up_proj", NULL, width, d, 0, 0, &w->shared_up, false },
+        { "mlp.shared_expert.down_proj", NULL, d, width, 0, 0, &w->shared_down, false },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -92,7 +106,7 @@ static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void
         }
         MB_TRY(visit(ctx, &r, part[p].dst, err));
     }
-    return MB_OK;
+    return l->d_shared > 0 ? visit_shared(m, i, visit, ctx, err) : MB_OK;
 }
 
 /* Layer i's way from the residual to its per-layer input and back. */
@@ -122,7 +136,8 @@ mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *
     const struct model_spec *s = &m->spec;
     for (int i = 0; i < s->n_layer; i++) {
         enum mlp_kind mlp = s->layers[i].mlp;
-        MB_TRY(visit_attention(m, i, visit, ctx, err));
+        if (s->layers[i].attn == ATTN_GATED_DELTA) MB_TRY(bind_visit_delta(m, i, visit, ctx, err));
+        else MB_TRY(visit_attention(m, i, visit, ctx, err));
         if (mlp == MLP_MOE || mlp == MLP_GATED_MOE) MB_TRY(visit_experts(m, i, visit, ctx, err));
         if (mlp != MLP_MOE) MB_TRY(visit_mlp(m, i, visit, ctx, err));
         if (s->d_per_layer > 0) MB_TRY(visit_layer_input(m, i, visit, ctx, err));

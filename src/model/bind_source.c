@@ -26,7 +26,8 @@ char *bind_path(const struct model_spec *s, struct arena *a, const char *path)
     if (strcmp(path, "lm_head") != 0) return arena_printf(a, "%s%s", s->prefix, path);
     size_t len = strlen(s->prefix);
     size_t keep = len >= 6 && strcmp(s->prefix + len - 6, "model.") == 0 ? len - 6 : 0;
-    if (strcmp(s->prefix, "model.language_model.") == 0 || strcmp(s->prefix, "language_model.") == 0) keep = len;
+    if (strcmp(s->prefix, "language_model.") == 0) keep = len;
+    if (strcmp(s->prefix, "model.language_model.") == 0) keep = 0; /* as published: beside the whole model */
     return arena_printf(a, "%.*slm_head", (int)keep, s->prefix);
 }
 

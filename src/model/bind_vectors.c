@@ -37,6 +37,11 @@ static mb_status load_vector(struct model *m, const struct checkpoint *c, const 
     return MB_OK;
 }
 
+mb_status bind_vector(struct model *m, const struct checkpoint *c, const char *path, int64_t n, const float **out, mb_error *err)
+{
+    return load_vector(m, c, path, n, false, out, err);
+}
+
 /* Biases of all experts, [n_expert][n], of one matrix: MLX's own tensor, or every n_turns-th of the published one. */
 static mb_status load_expert_bias(struct model *m, const struct checkpoint *c, int i, const char *name, const char *published,
                                   int i_turn, int n_turns, int64_t n, const float **out, mb_error *err)
@@ -121,6 +126,7 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
     struct layer_weights *w = &m->layers[i];
     int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim;
     bool one = s->norm_plus_one, own_kv = l->attn != ATTN_SHARED_KV, side = l->mlp == MLP_GATED_MOE;
+    bool attends = l->attn != ATTN_GATED_DELTA;
     const struct moe_side_names *names = s->moe_side ? s->moe_side : &(const struct moe_side_names){ 0 };
     const struct { const char *name; int64_t n; bool plus_one, wanted; const float **dst; } part[] = {
         { s->norms->attn, s->d_model, one, !s->no_pre_norms, &w->attn_norm },
@@ -133,10 +139,10 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
         { names->post_dense, s->d_model, one, side, &w->post_dense_norm },
         { names->post_experts, s->d_model, one, side, &w->post_experts_norm },
         { "post_per_layer_input_norm", s->d_model, one, s->d_per_layer > 0, &w->post_input_norm },
-        { "self_attn.q_proj.bias", nq, false, s->attn_bias_qkv, &w->q_bias },
-        { "self_attn.k_proj.bias", nkv, false, s->attn_bias_qkv, &w->k_bias },
-        { "self_attn.v_proj.bias", nkv, false, s->attn_bias_qkv, &w->v_bias },
-        { "self_attn.o_proj.bias", s->d_model, false, s->attn_bias_o, &w->o_bias },
+        { "self_attn.q_proj.bias", l->attn_gate ? 2 * nq : nq, false, attends && s->attn_bias_qkv, &w->q_bias },
+        { "self_attn.k_proj.bias", nkv, false, attends && s->attn_bias_qkv, &w->k_bias },
+        { "self_attn.v_proj.bias", nkv, false, attends && s->attn_bias_qkv, &w->v_bias },
+        { "self_attn.o_proj.bias", s->d_model, false, attends && s->attn_bias_o, &w->o_bias },
         { "mlp.gate_proj.bias", l->d_ff, false, s->mlp_bias, &w->gate_bias },
         { "mlp.up_proj.bias", l->d_ff, false, s->mlp_bias, &w->up_bias },
         { "mlp.down_proj.bias", s->d_model, false, s->mlp_bias, &w->down_bias },
@@ -151,6 +157,7 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
             return mb_fail(err, MB_BAD_FORMAT, "tensor %s%s is in the checkpoint, but config.json says there is no such bias",
                            s->prefix, path);
     }
+    if (!attends) MB_TRY(bind_delta_vectors(m, c, i, err));
     MB_TRY(load_sinks(m, c, i, err));
     MB_TRY(load_bare_vectors(m, c, i, err));
     return load_moe_vectors(m, c, i, err);
@@ -158,6 +165,7 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
 
 mb_status bind_vectors(struct model *m, const struct checkpoint *c, mb_error *err)
 {
+    MB_TRY(bind_delta_layout(m, c, err));
     for (int i = 0; i < m->spec.n_layer; i++) MB_TRY(load_layer(m, c, i, err));
     if (m->spec.d_per_layer > 0)
         MB_TRY(load_vector(m, c, "per_layer_projection_norm.weight", m->spec.d_per_layer, m->spec.norm_plus_one,

@@ -114,17 +114,28 @@ mb_status config_read_layer_types(struct model_spec *s, const json_t *c, int32_t
     return MB_OK;
 }
 
+/* The state of every value head, and what the convolution has to look back at. */
+static int32_t delta_state_floats(const struct delta_spec *d)
+{
+    int32_t channels = 2 * d->n_head_k * d->dim_k + d->n_head_v * d->dim_v;
+    return d->n_head_v * d->dim_k * d->dim_v + (d->n_conv - 1) * channels;
+}
+
 /* Two layers belong to one kind when their keys have the same life and the same shape. */
 static int find_kind(struct model_spec *s, const struct layer_spec *l)
 {
-    enum kv_kind_type type = l->attn == ATTN_SLIDING ? KIND_WINDOW : KIND_FULL;
+    enum kv_kind_type type = l->attn == ATTN_SLIDING ? KIND_WINDOW : l->attn == ATTN_GATED_DELTA ? KIND_STATE : KIND_FULL;
     for (int i = 0; i < s->n_kinds; i++) {
+        if (type == KIND_STATE && s->kinds[i].type == type) return i;
         struct kv_kind *k = &s->kinds[i];
         if (k->type == type && k->window == l->window && k->n_head_kv == l->n_head_kv && k->head_dim == l->head_dim)
             return i;
     }
     if (s->n_kinds == KV_MAX_KINDS) return -1;
-    s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .window = l->window, .n_head_kv = l->n_head_kv,
+    if (type == KIND_STATE)
+        s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .state_floats = delta_state_floats(&s->delta) };
+    else
+        s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .window = l->window, .n_head_kv = l->n_head_kv,
                                              .head_dim = l->head_dim };
     return s->n_kinds++;
 }

@@ -157,7 +157,8 @@ static void free_weights(struct model *m)
     for (int i = 0; m->layers && i < m->spec.n_layer; i++) {
         struct layer_weights *w = &m->layers[i];
         struct weight *all[] = { &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router, &w->expert_gate, &w->expert_up,
-                                 &w->expert_down, &w->input_gate, &w->input_out };
+                                 &w->expert_down, &w->input_gate, &w->input_out, &w->shared_router, &w->shared_gate, &w->shared_up,
+                                 &w->shared_down, &w->delta_qkv, &w->delta_z, &w->delta_b, &w->delta_a };
         for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) m->ops->weight_free(m->device, all[j]);
     }
     m->ops->weight_free(m->device, &m->embed);

@@ -13,6 +13,9 @@ struct layer_weights {
     struct weight router;                     /* MLP_MOE, MLP_GATED_MOE */
     struct weight expert_gate, expert_up, expert_down; /* MLP_GATED_MOE: as gate, up, down of MLP_MOE */
     struct weight input_gate, input_out;      /* per-layer input: residual -> its width, and back */
+    struct weight shared_router, shared_gate, shared_up, shared_down; /* d_shared */
+    struct weight delta_qkv, delta_z, delta_b, delta_a; /* ATTN_GATED_DELTA, with o; fused: q, k, v, z and b, a in the first of each */
+    const float *delta_conv, *delta_decay, *delta_bias, *delta_norm; /* as struct plan_step has them */
     const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* NULL = none */
     const float *router_bias;                 /* moe_bias; gate_bias, up_bias, down_bias then hold those of all experts */
     const float *sinks;                       /* attn_sinks: times log2(e) */
@@ -81,6 +84,12 @@ typedef mb_status (*bind_visit_fn)(void *ctx, const struct bind_request *r, stru
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err);
 /* Norms, biases, sinks of every layer, and the final norm. */
 mb_status bind_vectors(struct model *m, const struct checkpoint *c, mb_error *err);
+/* One vector of n floats below the prefix, as float32 in the model's arena. */
+mb_status bind_vector(struct model *m, const struct checkpoint *c, const char *path, int64_t n, const float **out, mb_error *err);
+/* bind_delta.c: the matrices of layer i; how the checkpoint is laid out (sets norm_plus_one), before any vector; its vectors. */
+mb_status bind_visit_delta(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err);
+mb_status bind_delta_layout(struct model *m, const struct checkpoint *c, mb_error *err);
+mb_status bind_delta_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err);
 /* Load everything: pack matrices, convert vectors, drop source pages. */
 mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct model_options *opt, mb_error *err);
 

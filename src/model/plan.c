@@ -3,6 +3,7 @@
  *
  *   embed -> residual
  *   per layer: norm -> attn_in; linear q k v; rope + KV write -> q'; attend -> attn_out; linear o (+ residual)
+ *              (delta net: norm -> attn_in; linear q k v, b, z, a; delta -> out; linear o (+ residual))
  *              (experts: norm -> mlp_in; linear router; route; experts (+ residual))
  *              norm -> mlp_in;  linear gate up; glu -> down_in; linear down (+ residual)
  *   draws -> final norm -> head_in; linear head -> logits; sample
@@ -22,6 +23,7 @@
 struct plan_bufs {
     buf_id residual, q, k, v, q_rot, attn, branch, gate, up, router, route, draw_residual, logits;
     buf_id branch_experts, layer_in, layer_proj, input_gate; /* gemma4 */
+    buf_id delta_in, delta_z, delta_b, delta_a, delta_out, shared, shared_gate;
     buf_id lora_in, draw_lora_in; /* float copies of what a norm gives to linears; -1 without adapters */
 };
 
@@ -187,6 +189,7 @@ static void add_rope_kv(struct writer *w, int i_layer)
     s->u.rope_kv.n_head = l->n_head;
     s->u.rope_kv.n_head_kv = l->n_head_kv;
     s->u.rope_kv.head_dim = l->head_dim;
+    s->u.rope_kv.q_step = l->attn_gate ? 2 * l->head_dim : l->head_dim;
     s->u.rope_kv.i_kind = l->i_kind;
     s->u.rope_kv.i_in_kind = l->i_in_kind;
     s->u.rope_kv.q_scale = l->attn_softcap > 0 ? l->attn_scale : LOG2_E * l->attn_scale;
@@ -225,6 +228,9 @@ static void add_attention(struct writer *w, int i_layer)
     s->u.attend.window = l->window;
     s->u.attend.causal = true;
     s->u.attend.sinks = lw->sinks;
+    s->u.attend.gate = l->attn_gate ? w->b.q : -1;
+    s->u.attend.gate_first = l->head_dim;
+    s->u.attend.gate_step = 2 * l->head_dim;
     const struct weight *o[1] = { &lw->o };
     add_inputs(w, s, "o_in", o, 1, false, w->b.attn, in_of);
     struct part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
@@ -243,28 +249,96 @@ static void add_route(struct writer *w, int i_layer)
     s->u.route.expert_scale = w->m->layers[i_layer].expert_scale;
 }
 
+/* Where the projections of a delta net lie: four of them, or two with everything of a key head together. */
+static void set_delta_parts(const struct writer *w, struct plan_step *s)
+{
+    const struct delta_spec *d = &w->m->spec.delta;
+    int32_t group = d->n_head_v / d->n_head_k, keys = d->n_head_k * d->dim_k, dk = d->dim_k, dv = group * d->dim_v;
+    buf_id in = w->b.delta_in, ba = w->b.delta_b;
+    int32_t all = 2 * dk + 2 * dv;
+    s->u.delta.q = d->fused ? (struct delta_part){ in, 0, all } : (struct delta_part){ in, 0, dk };
+    s->u.delta.k = d->fused ? (struct delta_part){ in, dk, all } : (struct delta_part){ in, keys, dk };
+    s->u.delta.v = d->fused ? (struct delta_part){ in, 2 * dk, all } : (struct delta_part){ in, 2 * keys, dv };
+    s->u.delta.z = d->fused ? (struct delta_part){ in, 2 * dk + dv, all } : (struct delta_part){ w->b.delta_z, 0, dv };
+    s->u.delta.b = d->fused ? (struct delta_part){ ba, 0, 2 * group } : (struct delta_part){ ba, 0, group };
+    s->u.delta.a = d->fused ? (struct delta_part){ ba, group, 2 * group } : (struct delta_part){ w->b.delta_a, 0, group };
+}
+
+static void add_delta(struct writer *w, int i_layer)
+{
+    const struct model_spec *spec = &w->m->spec;
+    const struct delta_spec *d = &spec->delta;
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    const struct weight *readers[4] = { &lw->delta_qkv, &lw->delta_b, &lw->delta_z, &lw->delta_a };
+    struct part parts[4] = { { &lw->delta_qkv, NULL, w->b.delta_in, false, 0 }, { &lw->delta_b, NULL, w->b.delta_b, false, 0 },
+                             { &lw->delta_z, NULL, w->b.delta_z, false, 0 },
+                             { &lw->delta_a, NULL, w->b.delta_a, false, 0 } };
+    int n = d->fused ? 2 : 4;
+    buf_id in_of[4];
+    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", readers, n, false, w->b.lora_in, in_of);
+    add_linears(w, i_layer, parts, in_of, n, 0);
+    struct plan_step *s = add_step(w, STEP_DELTA, i_layer, w->b.delta_in, w->b.delta_out);
+    set_delta_parts(w, s);
+    s->u.delta.conv = lw->delta_conv;
+    s->u.delta.decay = lw->delta_decay;
+    s->u.delta.dt_bias = lw->delta_bias;
+    s->u.delta.norm = lw->delta_norm;
+    s->u.delta.norm_eps = spec->norm_eps;
+    s->u.delta.n_head_k = d->n_head_k;
+    s->u.delta.n_head_v = d->n_head_v;
+    s->u.delta.dim_k = d->dim_k;
+    s->u.delta.dim_v = d->dim_v;
+    s->u.delta.n_conv = d->n_conv;
+    s->u.delta.i_kind = spec->layers[i_layer].i_kind;
+    s->u.delta.i_in_kind = spec->layers[i_layer].i_in_kind;
+    const struct weight *o[1] = { &lw->o };
+    add_inputs(w, s, "delta_o_in", o, 1, false, w->b.delta_out, in_of);
+    struct part out = { &lw->o, NULL, w->b.residual, true, 0 };
+    add_linears(w, i_layer, &out, in_of, 1, 0);
+}
+
+/* The expert that every token goes through: its output to `shared`, for the experts' sum. */
+static void add_shared_expert(struct writer *w, int i_layer, const buf_id gate_up_in[2])
+{
+    const struct layer_weights *lw = &w->m->layers[i_layer];
+    const struct weight *down[1] = { &lw->shared_down };
+    buf_id in_of[1];
+    struct part parts[2] = { { &lw->shared_gate, NULL, w->b.gate, false, 0 }, { &lw->shared_up, NULL, w->b.up, false, 0 } };
+    add_linears(w, i_layer, parts, gate_up_in, 2, 0);
+    struct plan_step *s = add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
+    s->u.glu.kind = w->m->spec.glu;
+    s->u.glu.up = w->b.up;
+    s->u.glu.width = w->m->spec.layers[i_layer].d_shared;
+    add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of);
+    struct part out = { &lw->shared_down, NULL, w->b.shared, false, 0 };
+    add_linears(w, i_layer, &out, in_of, 1, 0);
+}
+
 /* The norm's linear inputs serve the router and the experts alike. */
 static void add_moe(struct writer *w, int i_layer)
 {
     const struct model_spec *spec = &w->m->spec;
     const struct layer_spec *l = &spec->layers[i_layer];
     const struct layer_weights *lw = &w->m->layers[i_layer];
-    const struct weight *readers[3] = { &lw->router, &lw->gate, &lw->up };
-    buf_id in_of[3];
+    const struct weight *readers[6] = { &lw->router, &lw->gate, &lw->up, &lw->shared_router, &lw->shared_gate, &lw->shared_up };
+    buf_id in_of[6];
     if (spec->residual_scale != 0) {
         w->failed = true;
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: experts with a scaled residual are not in this version", i_layer);
         return;
     }
-    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, 3, false, w->b.lora_in, in_of);
+    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, l->d_shared > 0 ? 6 : 3, false, w->b.lora_in, in_of);
     if (in_of[1] != in_of[2]) {
         w->failed = true;
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
         return;
     }
-    struct part router = { &lw->router, lw->router_bias, w->b.router, false, 0 };
-    add_linears(w, i_layer, &router, in_of, 1, 0);
+    struct part router[2] = { { &lw->router, lw->router_bias, w->b.router, false, 0 },
+                              { &lw->shared_router, NULL, w->b.shared_gate, false, 0 } };
+    const buf_id router_in[2] = { in_of[0], in_of[3] };
+    add_linears(w, i_layer, router, router_in, l->d_shared > 0 ? 2 : 1, 0);
     add_route(w, i_layer);
+    if (l->d_shared > 0) add_shared_expert(w, i_layer, in_of + 4);
     struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[1], spec->post_norms ? w->b.branch : -1);
     s->add_to = spec->post_norms ? -1 : w->b.residual;
     s->u.experts.route = w->b.route;
@@ -280,6 +354,8 @@ static void add_moe(struct writer *w, int i_layer)
     s->u.experts.top_k = l->top_k;
     s->u.experts.width = l->d_ff;
     s->u.experts.kind = spec->glu;
+    s->u.experts.shared = l->d_shared > 0 ? w->b.shared : -1;
+    s->u.experts.shared_gate = l->d_shared > 0 ? w->b.shared_gate : -1;
     if (spec->post_norms) add_post_mlp_norm(w, i_layer);
 }
 
@@ -314,6 +390,7 @@ static void add_side_experts(struct writer *w, int i_layer)
     s->u.experts.top_k = l->top_k;
     s->u.experts.width = l->d_expert;
     s->u.experts.kind = spec->glu;
+    s->u.experts.shared = s->u.experts.shared_gate = -1;
     s = add_norm(w, i_layer, w->b.branch_experts, lw->post_experts_norm);
     s->post_add = true;
     s->add_to = w->b.branch;
@@ -397,11 +474,22 @@ static void add_head(struct writer *w)
     add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);
 }
 
+static void add_delta_bufs(struct writer *w)
+{
+    const struct delta_spec *d = &w->m->spec.delta;
+    int64_t value = (int64_t)d->n_head_v * d->dim_v, all = 2 * (int64_t)d->n_head_k * d->dim_k + value;
+    w->b.delta_in = add_buf(w, "delta_in", BUF_F32, d->fused ? all + value : all, 0, false);
+    w->b.delta_z = d->fused ? -1 : add_buf(w, "delta_z", BUF_F32, value, 0, false);
+    w->b.delta_b = add_buf(w, "delta_b", BUF_F32, d->fused ? 2 * (int64_t)d->n_head_v : d->n_head_v, 0, false);
+    w->b.delta_a = d->fused ? -1 : add_buf(w, "delta_a", BUF_F32, d->n_head_v, 0, false);
+    w->b.delta_out = add_buf(w, "delta_out", BUF_F32, value, 0, false);
+}
+
 static void add_all_bufs(struct writer *w)
 {
     const struct model_spec *s = &w->m->spec;
-    int64_t nq = 0, nkv = 0, ff = 0, n_expert = 0, top_k = 0, n_in = (int64_t)s->n_layer * s->d_per_layer;
-    bool beside = false;
+    int64_t nq = 0, nkv = 0, ff = 0, n_expert = 0, top_k = 0, n_in = (int64_t)s->n_layer * s->d_per_layer, n_q = 0, shared = 0;
+    bool beside = false, recurs = false;
     for (int i = 0; i < s->n_layer; i++) {
         const struct layer_spec *l = &s->layers[i];
         if ((int64_t)l->n_head * l->head_dim > nq) nq = (int64_t)l->n_head * l->head_dim;
@@ -410,9 +498,13 @@ static void add_all_bufs(struct writer *w)
         if (l->mlp != MLP_GATED && l->n_expert > n_expert) n_expert = l->n_expert;
         if (l->mlp != MLP_GATED && l->top_k > top_k) top_k = l->top_k;
         beside = beside || l->mlp == MLP_GATED_MOE;
+        if (l->attn_gate && 2 * (int64_t)l->n_head * l->head_dim > n_q) n_q = 2 * (int64_t)l->n_head * l->head_dim;
+        if (l->d_shared > shared) shared = l->d_shared;
+        recurs = recurs || l->attn == ATTN_GATED_DELTA;
     }
     w->b.residual = add_buf(w, "residual", BUF_F32, s->d_model, 0, false);
-    w->b.q = add_buf(w, "q", BUF_F32, nq, 0, false);
+    if (shared > ff) ff = shared;
+    w->b.q = add_buf(w, "q", BUF_F32, n_q > nq ? n_q : nq, 0, false);
     w->b.k = add_buf(w, "k", BUF_F32, nkv, 0, false);
     w->b.v = add_buf(w, "v", BUF_F32, nkv, 0, false);
     w->b.q_rot = add_buf(w, "q_rot", BUF_F32, nq, 0, false);
@@ -426,6 +518,9 @@ static void add_all_bufs(struct writer *w)
     w->b.layer_in = n_in > 0 ? add_buf(w, "layer_in", BUF_F32, n_in, 0, false) : -1;
     w->b.layer_proj = n_in > 0 ? add_buf(w, "layer_proj", BUF_F32, n_in, 0, false) : -1;
     w->b.input_gate = n_in > 0 ? add_buf(w, "input_gate", BUF_F32, s->d_per_layer, 0, false) : -1;
+    w->b.shared = shared > 0 ? add_buf(w, "shared", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.shared_gate = shared > 0 ? add_buf(w, "shared_gate", BUF_F32, 1, 0, false) : -1;
+    if (recurs) add_delta_bufs(w);
     w->b.draw_residual = add_buf(w, "draw_residual", BUF_F32, s->d_model, 0, true);
     w->b.lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "lora_in", BUF_F32, s->d_model, 0, false) : -1;
     w->b.draw_lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "draw_lora_in", BUF_F32, s->d_model, 0, true) : -1;
@@ -454,7 +549,8 @@ mb_status plan_build(struct model *m, mb_error *err)
     if (m->spec.d_per_layer > 0) add_layer_inputs(&w);
     for (int i = 0; i < m->spec.n_layer; i++) {
         p->layer_first[i] = p->n_steps;
-        add_attention(&w, i);
+        if (m->spec.layers[i].attn == ATTN_GATED_DELTA) add_delta(&w, i);
+        else add_attention(&w, i);
         if (m->spec.layers[i].mlp == MLP_MOE) add_moe(&w, i);
         else add_mlp(&w, i);
         if (m->spec.d_per_layer > 0) add_layer_input(&w, i);

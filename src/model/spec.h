@@ -49,6 +49,16 @@ struct layer_spec {
     bool qk_norm_whole;              /* the same over all heads at once (olmo2) */
     bool v_norm;                     /* RMS norm of each v head, without weights (gemma4) */
     bool v_is_k;                     /* no v_proj: values are what k_proj gives, before norm and rotation (gemma4) */
+    bool attn_gate;                  /* q_proj holds q and a gate of the output for each head, in turn (qwen3_next) */
+    int32_t d_shared;                /* MLP_MOE: width of an expert that every token goes through, behind a gate; 0 = none */
+};
+
+/* The recurrent layers (ATTN_GATED_DELTA) of a model, all alike. */
+struct delta_spec {
+    int32_t n_head_k, n_head_v;      /* key heads; value heads, a multiple of them */
+    int32_t dim_k, dim_v;            /* of a head */
+    int32_t n_conv;                  /* taps of the convolution over q, k, v */
+    bool fused;                      /* two projections (in_proj_qkvz, in_proj_ba), key head by key head, instead of four */
 };
 
 /* Module names of the norms of a layer; the two behind the blocks are read with post_norms only. */
@@ -73,6 +83,7 @@ struct model_spec {
     const char *prefix;              /* "model." or "language_model.model." ...: found by looking at the checkpoint */
     int32_t d_model, n_layer, n_vocab, n_context;
     struct layer_spec *layers;       /* [n_layer] */
+    struct delta_spec delta;
     struct rope_params *ropes;
     int32_t n_ropes;
     float norm_eps;

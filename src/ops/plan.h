@@ -44,6 +44,7 @@ enum step_op {
     STEP_LINEAR,  /* one linear input, up to PLAN_MAX_PARTS weights that share it */
     STEP_ROPE_KV, /* q, k, v -> normalised, rotated q' in `out`; K and V written to their page */
     STEP_ATTEND,  /* q' against the pages -> out */
+    STEP_DELTA,   /* gated delta net: short convolution, recurrence over the sequence's state, gated norm -> out */
     STEP_GLU,     /* act(gate) * up -> outs */
     STEP_ROUTE,   /* router logits -> which experts a token goes to, and their weights */
     STEP_EXPERTS, /* a linear input through the chosen experts' gated MLPs, summed by weight */
@@ -86,6 +87,13 @@ struct rope_spec {
     int32_t n_position;
 };
 
+#define PLAN_DELTA_TAPS 16 /* of the convolution of a gated delta net, at most */
+/* Where a projection of the gated delta net lies: what belongs to key head h begins at column first + h * step. */
+struct delta_part {
+    buf_id buf;
+    int32_t first, step;
+};
+
 struct plan_step {
     enum step_op op;
     int16_t i_layer;      /* -1 outside layers */
@@ -125,6 +133,7 @@ struct plan_step {
             struct rope_spec rope;
             float q_scale;             /* c: attention scale, times log2(e) unless softcap */
             int32_t n_head, n_head_kv, head_dim;
+            int32_t q_step;            /* columns between query heads of `in`: head_dim, or more where gates lie between */
             int16_t i_kind, i_in_kind; /* where K and V go */
         } rope_kv;
         struct {
@@ -134,7 +143,21 @@ struct plan_step {
             int32_t window;            /* 0 = all */
             bool causal;               /* false: bidirectional (towers) */
             const float *sinks;        /* [n_head] f32, times log2(e): one more logit of each head, without a value; or NULL */
+            buf_id gate;               /* -1 = none: head h of the output is divided by 1 + exp(-gate), whose head_dim */
+            int32_t gate_first, gate_step; /* columns begin at gate_first + h * gate_step */
         } attend;
+        struct {                       /* in = the buffer of q; out: [n_head_v * dim_v]. A key head has n_head_v / n_head_k value
+                                          heads: as many of v, z, b, a lie together */
+            struct delta_part q, k, v, z, b, a;
+            const float *conv;         /* [n_conv][channels] taps, the oldest first; channels: all q heads, k heads, v heads */
+            const float *decay;        /* [n_head_v] exp(A_log) */
+            const float *dt_bias;      /* [n_head_v] */
+            const float *norm;         /* [dim_v] */
+            float norm_eps;
+            int32_t n_head_k, n_head_v, dim_k, dim_v, n_conv;
+            int16_t i_kind, i_in_kind; /* KIND_STATE: [n_head_v][dim_k][dim_v], then the last n_conv - 1 inputs of the
+                                          convolution, index i at row i mod (n_conv - 1) */
+        } delta;
         struct { enum glu_kind kind; buf_id up; int32_t width, up_first; } glu; /* in = gate; columns of up from up_first on */
         struct {                       /* in: [n_expert] logits; out: [top_k] ids (exact floats, rising), [top_k] weights */
             int32_t n_expert, top_k;
@@ -149,6 +172,8 @@ struct plan_step {
             const float *gate_bias, *up_bias, *down_bias; /* [n_expert * width], [n_expert * d] f32, or NULL */
             int32_t n_expert, top_k, width;
             enum glu_kind kind;
+            buf_id shared, shared_gate; /* an expert for all: its output [d] and its gate's logit [1]; the sum of the others
+                                           gets output * 1 / (1 + exp(-logit)); -1 = none */
         } experts;
     } u;
 };

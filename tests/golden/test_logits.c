@@ -261,6 +261,15 @@ static void test_gemma2(void **state)
     check_label("gemma2-window");
 }
 
+/* MOD-026: gated delta nets beside attention with output gates. */
+static void test_qwen3_5(void **state) { check_label("qwen3_5"); }
+static void test_qwen3_5_moe(void **state)
+{
+    check_label("qwen3_5_moe");
+    check_label("qwen3_5_moe-hf"); /* as published, with parts that are left alone */
+}
+static void test_qwen3_next(void **state) { check_label("qwen3_next"); }
+
 /* B-112: rope scaling as the config says, not half of it. */
 static void test_b112_rope_scalings(void **state)
 {
@@ -281,6 +290,7 @@ int main(void)
         cmocka_unit_test(test_qwen3_moe), cmocka_unit_test(test_mixtral),
         cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_b113_fp_formats),
         cmocka_unit_test(test_gemma4), cmocka_unit_test(test_gemma4_moe),
+        cmocka_unit_test(test_qwen3_5), cmocka_unit_test(test_qwen3_5_moe), cmocka_unit_test(test_qwen3_next),
         cmocka_unit_test(test_gemma2), cmocka_unit_test(test_b112_rope_scalings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

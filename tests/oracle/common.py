@@ -58,10 +58,10 @@ def load_mlx_f32(path, config_overrides=None):
     return model, config
 
 
-def mlx_logits(model, ids):
-    """Logits at all positions, one pass over the whole prompt without a cache."""
+def mlx_logits(model, ids, cache=None):
+    """Logits at all positions, one pass over the whole prompt; without a cache unless one is given."""
     import mlx.core as mx
-    out = model(mx.array([ids]))[0]
+    out = model(mx.array([ids]), cache=cache)[0]
     mx.eval(out)
     return np.array(out.astype(mx.float32))
 

@@ -14,7 +14,7 @@ from ref64 import Ref64
 
 N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
 FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2",
-            "gemma4", "gemma4-kv", "gemma4-moe"]
+            "gemma4", "gemma4-kv", "gemma4-moe", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe-hf", "qwen3_next"]
 NO_WINDOW = {"sliding_window": 4096}   # mlx-lm leaves out the windows of Gemma 2 and Phi-3: compared where none cuts
 
 
@@ -37,8 +37,12 @@ def greedy(model, ref, ids):
     """64 tokens by argmax, each from a whole fresh pass; the gap is in logits. mlx-lm chooses; the float64 forward
     of the whole sequence then says whether it agrees. Without a model the float64 forward chooses."""
     seq, out = list(ids), []
+    cache = model.make_cache() if ref.family.startswith(("qwen3_5", "qwen3_next")) else None
     for _ in range(N_GREEDY):
-        lg = mlx_logits(model, seq)[-1] if model else ref.logits(seq)[-1]
+        if cache:        # recurrent layers: a whole pass for each token takes minutes
+            lg = mlx_logits(model, seq if len(seq) == len(ids) else seq[-1:], cache)[-1]
+        else:
+            lg = mlx_logits(model, seq)[-1] if model else ref.logits(seq)[-1]
         a, b = top_n(lg, 2)
         out.append({"id": int(a), "logprob": round(float(log_softmax(lg)[a]), 6), "second": int(b),
                     "gap": round(float(lg[a] - lg[b]), 6)})

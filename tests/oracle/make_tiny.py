@@ -118,6 +118,14 @@ GEMMA4 = dict(hidden_size=64, hidden_activation="gelu_pytorch_tanh", intermediat
                   full_attention=dict(rope_type="proportional", rope_theta=1000000.0, partial_rotary_factor=0.25),
                   sliding_attention=dict(rope_type="default", rope_theta=10000.0)))
 
+QWEN3_5_MOE = dict(
+    BASE, model_type="qwen3_5_moe_text", hidden_size=64, num_hidden_layers=4, full_attention_interval=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, tie_word_embeddings=False,
+    attention_bias=False, attn_output_gate=True, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=32,
+    linear_value_head_dim=32, linear_conv_kernel_dim=4, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
+    shared_expert_intermediate_size=64, norm_topk_prob=True,
+    rope_parameters=dict(rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25))
+
 # name -> (mlx_lm module, config, dtype of floats, global quantisation, per-module overrides, tokenizer, seed)
 FAMILIES = {
     "llama": dict(
@@ -287,6 +295,43 @@ FAMILIES = {
                     num_global_key_value_heads=1, num_hidden_layers=3, sliding_window_pattern=2, num_kv_shared_layers=0,
                     hidden_size_per_layer_input=0, attention_k_eq_v=True, enable_moe_block=True, num_experts=8,
                     top_k_experts=3, moe_intermediate_size=32)),
+    # Gated delta nets. The heads' share of the output (48 columns) is no whole number of groups here.
+    "qwen3_5": dict(
+        module="qwen3_5", dtype="bfloat16", quant=(4, 32), seed=1020, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 32, "bits": 8} if p.endswith(("embed_tokens", "in_proj_a", "in_proj_b")) else True,
+        config=dict(model_type="qwen3_5", architectures=["Qwen3_5ForConditionalGeneration"], transformers_version="5.0.0",
+                    text_config=dict(BASE, model_type="qwen3_5_text", hidden_size=64, intermediate_size=128,
+                                     num_hidden_layers=4, full_attention_interval=2, num_attention_heads=4,
+                                     num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, tie_word_embeddings=True,
+                                     attention_bias=False, attn_output_gate=True, linear_num_key_heads=2,
+                                     linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=24,
+                                     linear_conv_kernel_dim=4,
+                                     rope_parameters=dict(type="default", rope_theta=10000000.0, partial_rotary_factor=0.25,
+                                                          mrope_section=[2, 1, 1])))),
+    "qwen3_5_moe": dict(
+        module="qwen3_5_moe", dtype="bfloat16", quant=(4, 32), seed=1023, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 8} if p.endswith(("mlp.gate", "shared_expert_gate")) else True,
+        config=dict(model_type="qwen3_5_moe", architectures=["Qwen3_5MoeForConditionalGeneration"],
+                    transformers_version="5.0.0", text_config=dict(QWEN3_5_MOE))),
+    # As published: one tensor for gate and up of all experts, taps in the last dimension, norms of weight - 1, and parts that a
+    # text model leaves alone.
+    "qwen3_5_moe-hf": dict(
+        module="qwen3_5_moe", dtype="bfloat16", quant=None, seed=1022, files=bpe_files, norm_mean=1.0, override=None,
+        published=True,
+        config=dict(model_type="qwen3_5_moe", architectures=["Qwen3_5MoeForConditionalGeneration"],
+                    transformers_version="5.0.0", tie_word_embeddings=False,
+                    text_config=dict(QWEN3_5_MOE, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2,
+                                     layer_types=["linear_attention", "full_attention"]))),
+    "qwen3_next": dict(
+        module="qwen3_next", dtype="bfloat16", quant=(4, 32), seed=1023, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 8} if p.endswith(("mlp.gate", "shared_expert_gate")) else True,
+        config=dict(BASE, model_type="qwen3_next", architectures=["Qwen3NextForCausalLM"], hidden_size=64,
+                    intermediate_size=96, num_hidden_layers=3, full_attention_interval=3, num_attention_heads=4,
+                    num_key_value_heads=1, head_dim=32, rms_norm_eps=1e-6, rope_theta=10000000.0, rope_scaling=None,
+                    partial_rotary_factor=0.25, tie_word_embeddings=False, attention_bias=False, linear_num_key_heads=2,
+                    linear_num_value_heads=4, linear_key_head_dim=20, linear_value_head_dim=32, linear_conv_kernel_dim=3,
+                    num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, shared_expert_intermediate_size=64,
+                    norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1])),
 }
 GEMMAS = ("gemma", "gemma2", "gemma3_text")
 
@@ -315,24 +360,50 @@ def draw(name, shape, spec, key):
         return draw_gemma4(name.removeprefix("language_model."), shape, norm)
     if name == "model.norm.weight" and spec["module"] in GEMMAS:
         return 2.7 + 0.2 * norm(shape)    # 1 + w; makes up for the small embedding
+    if name.endswith(".A_log"):         # from heads that forget within a token to heads that keep a thousand
+        return mx.random.uniform(-5.0, 2.0, shape, key=key)
+    if name.endswith(".dt_bias"):
+        return -1.0 + norm(shape)
+    if name.endswith(".conv1d.weight"):
+        return 1.5 * norm(shape)      # q and k of mostly one sign: their product is seldom near 0
     if name.endswith("norm.weight"):
         return spec["norm_mean"] + 0.2 * norm(shape)
     if name.endswith(".bias"):
         return 0.5 * norm(shape)
-    if name == "model.embed_tokens.weight":
+    if name.endswith("model.embed_tokens.weight"):
         # Tied: the head too. std s gives logits of std s*sqrt(hidden). Gemma multiplies the input side by
         # sqrt(hidden): a small s, or each position would echo its own token.
         return (0.6 if spec["module"] in GEMMAS else 2.2) / shape[1] ** 0.5 * norm(shape)
-    if name == "lm_head.weight":
+    if name.endswith("lm_head.weight"):
         return 2.2 / shape[1] ** 0.5 * norm(shape)
     if name.endswith(".sinks"):
         return 1.0 + norm(shape)
     if spec["module"] == "gpt_oss" and name.endswith(("gate_proj.weight", "up_proj.weight")):
         return 3.0 / shape[-1] ** 0.5 * norm(shape)     # some above the clamp
-    if name.endswith((".gate.weight", ".router.weight")):
+    if name.endswith((".gate.weight", ".router.weight", ".shared_expert_gate.weight")):
         return 4.0 / shape[-1] ** 0.5 * norm(shape)     # routers that decide
     gain = 1.3 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.6
     return gain / shape[-1] ** 0.5 * norm(shape)
+
+
+def as_published(params, dtype):
+    """Names, shapes and norms of a Qwen3.5 checkpoint before mlx-lm has converted it, with parts that it drops."""
+    out = {"mtp.fc.weight": mx.ones((4, 8), dtype), "mtp.layers.0.input_layernorm.weight": mx.zeros((64,), dtype),
+           "model.visual.patch_embed.proj.weight": mx.ones((4, 3, 2, 2, 2), dtype)}
+    plus_one = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight", "q_norm.weight",
+                "k_norm.weight")
+    for k, v in params:
+        k = k.replace("language_model.model.", "model.language_model.").replace("language_model.lm_head", "lm_head")
+        if k.endswith("conv1d.weight"):
+            v = mx.contiguous(v.moveaxis(2, 1))
+        if k.endswith(plus_one) or k == "model.language_model.norm.weight":
+            v = v - 1.0
+        out[k] = v
+    for k in [k for k in out if k.endswith("switch_mlp.gate_proj.weight")]:
+        stem = k.replace("switch_mlp.gate_proj.weight", "")
+        out[stem + "experts.gate_up_proj"] = mx.concatenate([out.pop(k), out.pop(k.replace("gate_proj", "up_proj"))], axis=1)
+        out[stem + "experts.down_proj"] = out.pop(k.replace("gate_proj", "down_proj"))
+    return out
 
 
 def build(name):
@@ -354,14 +425,18 @@ def build(name):
     params = sorted(params, key=lambda kv: kv[0])
     keys = mx.random.split(mx.random.key(spec["seed"]), len(params))
     dtype = getattr(mx, spec["dtype"])
-    model.update(tree_unflatten([(k, draw(k, v.shape, spec, keys[i]).astype(dtype))
+    model.update(tree_unflatten([(k, draw(k, v.shape, spec, keys[i]).astype(mx.float32 if k.endswith(".A_log") else dtype))
                                  for i, (k, v) in enumerate(params)]))
     mx.eval(model.parameters())
     if spec["quant"]:
         bits, group, mode = (*spec["quant"], "affine")[:3]
         model, config = quantize_model(model, config, group, bits, mode,
                                        quant_predicate=lambda p, m: spec["override"](p))
-    save_model(out, model)
+    if spec.get("published"):
+        mx.save_safetensors(str(out / "model.safetensors"), as_published(tree_flatten(model.parameters()), dtype),
+                            {"format": "pt"})
+    else:
+        save_model(out, model)
     save_config(config, out / "config.json")
     gen = {"bos_token_id": config["bos_token_id"], "eos_token_id": eos}
     (out / "generation_config.json").write_text(json.dumps(gen, indent=2) + "\n")

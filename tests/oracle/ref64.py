@@ -150,7 +150,66 @@ class Ref64:
             self.w = {k.removeprefix(cut): v for k, v in self.w.items()}
             self.c["quantization"] = {k.removeprefix(cut): v for k, v in self.c["quantization"].items()}
         self.family = self.c["model_type"]
+        if self.family.startswith(("qwen3_5", "qwen3_next")):
+            self.read_hybrid()
         self.cache = {}
+
+    def read_hybrid(self):
+        """Qwen3.5, Qwen3-Next: the text model's config on top, names below "model.", a published layout as MLX has it."""
+        self.c.update(self.c.get("text_config", {}))
+        r = self.c.get("rope_parameters") or {}
+        self.c.update({k: r[k] for k in ("rope_theta", "partial_rotary_factor") if k in r})
+
+        def plain(k):
+            return k.replace("model.language_model.", "model.").removeprefix("language_model.")
+
+        self.w = {plain(k): v for k, v in self.w.items()}
+        if "quantization" in self.c:
+            self.c["quantization"] = {plain(k): v for k, v in self.c["quantization"].items()}
+        published = any(k.endswith("conv1d.weight") and v.shape[-1] != 1 for k, v in self.w.items())
+        for k in list(self.w):
+            if published and k.endswith(("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")):
+                self.w[k] = self.w[k].astype(np.float64) + 1
+            if k.endswith("experts.gate_up_proj"):
+                stem, w = k.replace("experts.gate_up_proj", "switch_mlp."), self.w[k]
+                half = w.shape[1] // 2
+                self.w[stem + "gate_proj.weight"], self.w[stem + "up_proj.weight"] = w[:, :half], w[:, half:]
+                self.w[stem + "down_proj.weight"] = self.w[k.replace("gate_up_proj", "down_proj")]
+
+    def delta_net(self, x, i):
+        """One token after the other, the whole in float64."""
+        c, p, n = self.c, f"model.layers.{i}.linear_attn.", len(x)
+        nk, nv, dk, dv = (c[f"linear_{k}"] for k in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"))
+        r = nv // nk
+        if p + "in_proj_qkvz.weight" in self.w:
+            y, ba = self.linear(x, p + "in_proj_qkvz").reshape(n, nk, -1), self.linear(x, p + "in_proj_ba").reshape(n, nk, -1)
+            q, k, v, z = np.split(y, [dk, 2 * dk, 2 * dk + r * dv], -1)
+            qkv = np.concatenate([t.reshape(n, -1) for t in (q, k, v)], -1)
+            b, a = ba[..., :r].reshape(n, nv), ba[..., r:].reshape(n, nv)
+        else:
+            qkv, z, b, a = (self.linear(x, p + f"in_proj_{t}") for t in ("qkv", "z", "b", "a"))
+        z = z.reshape(n, nv, dv)
+        w = self.w[p + "conv1d.weight"].astype(np.float64).reshape(qkv.shape[1], -1)
+        taps = w.shape[1]
+        padded = np.concatenate([np.zeros((taps - 1, qkv.shape[1])), qkv])
+        y = sum(padded[j:j + n] * w[:, j] for j in range(taps))
+        y = y / (1 + np.exp(-y))
+        q, k, v = np.split(y, [nk * dk, 2 * nk * dk], -1)
+        q, k, v = q.reshape(n, nk, dk), k.reshape(n, nk, dk), v.reshape(n, nv, dv)
+        q, k = (t / np.sqrt((t * t).sum(-1, keepdims=True) + 1e-6) for t in (q, k))
+        q, k = np.repeat(q, r, 1) * dk ** -0.5, np.repeat(k, r, 1)
+        decay = np.exp(self.w[p + "A_log"].astype(np.float64))
+        g = np.exp(-decay * np.logaddexp(0, a + self.w[p + "dt_bias"].astype(np.float64)))
+        beta = 1 / (1 + np.exp(-b))
+        state, out = np.zeros((nv, dk, dv)), np.zeros((n, nv, dv))
+        for t in range(n):
+            state = state * g[t][:, None, None]
+            d = (v[t] - np.einsum("hkv,hk->hv", state, k[t])) * beta[t][:, None]
+            state = state + k[t][:, :, None] * d[:, None]
+            out[t] = np.einsum("hkv,hk->hv", state, q[t])
+        out = out / np.sqrt((out * out).mean(-1, keepdims=True) + c["rms_norm_eps"])
+        out = out * self.w[p + "norm.weight"].astype(np.float64) * (z / (1 + np.exp(-z)))
+        return self.linear(out.reshape(n, -1), p + "out_proj")
 
     def weight(self, module):
         if module in self.cache:
@@ -184,6 +243,8 @@ class Ref64:
 
     def attention(self, x, i, cos, sin, window):
         c, p = self.c, f"model.layers.{i}.self_attn."
+        if p + "q_proj.weight" not in self.w and p + "qkv_proj.weight" not in self.w:
+            return self.delta_net(x, i)
         n, d = x.shape[0], self.head_dim()
         n_head, n_kv = c["num_attention_heads"], c["num_key_value_heads"]
         if p + "qkv_proj.weight" in self.w:
@@ -191,6 +252,9 @@ class Ref64:
             q, k, v = np.split(qkv, [n_head * d, (n_head + n_kv) * d], -1)
         else:
             q, k, v = (self.linear(x, p + f"{t}_proj") for t in "qkv")
+        gate = None
+        if q.shape[-1] == 2 * n_head * d:      # of each head q, then a gate of the output
+            q, gate = (t.reshape(n, -1) for t in np.split(q.reshape(n, n_head, 2 * d), 2, -1))
         whole = self.family in ("olmo2", "olmo3")
         if whole:
             q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
@@ -227,7 +291,8 @@ class Ref64:
         s = np.exp(s - s.max(-1, keepdims=True))
         s /= s.sum(-1, keepdims=True)
         s = s[..., :n]
-        return self.linear((s @ v).swapaxes(0, 1).reshape(n, -1), p + "o_proj")
+        y = (s @ v).swapaxes(0, 1).reshape(n, -1)
+        return self.linear(y if gate is None else y / (1 + np.exp(-gate)), p + "o_proj")
 
     def experts(self, x, i):
         c, oss = self.c, self.family == "gpt_oss"
@@ -260,6 +325,10 @@ class Ref64:
                 else:
                     h = a / (1 + np.exp(-a)) * b
                 y[row] += we * (down[e] @ h + b_down[e])
+        if p + "shared_expert_gate.weight" in self.w:
+            a, b = (self.linear(x, p + f"shared_expert.{t}_proj") for t in ("gate", "up"))
+            shared = self.linear(a / (1 + np.exp(-a)) * b, p + "shared_expert.down_proj")
+            y = y + shared / (1 + np.exp(-self.linear(x, p + "shared_expert_gate")))
         return y
 
     def mlp(self, x, i):

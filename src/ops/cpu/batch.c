@@ -16,6 +16,19 @@ static mb_status check_row(const struct compiled *c, const struct row *r, int32_
     return MB_OK;
 }
 
+/* Recurrent layers go on where their state is, and only from a state that will be kept. */
+static mb_status check_state(const struct compiled *c, const struct row *r, mb_error *err)
+{
+    bool any = false;
+    for (int32_t k = 0; k < c->plan->n_kinds; k++) any = any || c->plan->kinds[k].type == KIND_STATE;
+    if (!any) return MB_OK;
+    if (r->commit != COMMIT_YES)
+        return mb_fail(err, MB_UNSUPPORTED, "rows that may be taken back are not in this version for recurrent layers");
+    if (r->seq->i_state != r->i_first || r->seq->n_replay != 0)
+        return mb_fail(err, MB_INTERNAL, "a row begins at index %d, its recurrent state is at %d", r->i_first, r->seq->i_state);
+    return MB_OK;
+}
+
 static void add_draws(struct cpu_batch *b, int32_t i_row, const struct row *r, struct row_result *result)
 {
     int32_t n = row_n_draw(r);
@@ -41,6 +54,7 @@ mb_status cpu_batch_fill(struct compiled *c, const struct row *rows, int32_t n_r
     for (int32_t i = 0; i < n_rows; i++) {
         const struct row *r = &rows[i];
         MB_TRY(check_row(c, r, b->m, err));
+        MB_TRY(check_state(c, r, err));
         b->row_first[i] = b->m;
         if (r->n != 1 || r->n_two_way > 0) b->all_single = false;
         for (int32_t j = 0; j < r->n; j++, b->m++) {
@@ -67,4 +81,11 @@ uint8_t *cpu_kv_area(const struct compiled *c, const struct row *r, int i_kind, 
     if (i_page >= t->n_page || t->page[i_page] < 0) return NULL;
     return c->dev->kv + (size_t)t->page[i_page] * KV_PAGE_UNIT +
            ((size_t)i_in_kind * (size_t)k->n_head_kv + (size_t)i_head) * k->head_bytes;
+}
+
+float *cpu_state(const struct compiled *c, const struct row *r, int i_kind, int i_in_kind)
+{
+    const struct kv_table *t = &r->seq->kind[i_kind];
+    if (t->n_page < 1 || t->page[0] < 0) return NULL;
+    return (float *)(c->dev->kv + (size_t)t->page[0] * KV_PAGE_UNIT + (size_t)i_in_kind * c->plan->kinds[i_kind].head_bytes);
 }

@@ -218,6 +218,12 @@ void cpu_experts_up_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
 int64_t cpu_experts_down_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
 void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
 size_t cpu_experts_scratch_bytes(const struct plan *p, const struct plan_step *s);
+/* step_delta.c */
+int64_t cpu_delta_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_delta_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+size_t cpu_delta_scratch_bytes(const struct plan_step *s);
+/* Does a key head's share of the output hold whole groups of every linear input written? */
+bool cpu_delta_whole_groups(const struct compiled *c, const struct plan_step *s);
 /* step_linear.c: the kernel for a weight and a form of input. */
 cpu_matmul_fn cpu_matmul_choose(const struct cpu_kernels *k, enum cpu_wtype type, enum act_form form);
 
@@ -235,6 +241,8 @@ static inline int32_t cpu_rows_of(const struct compiled *c, buf_id b)
 void cpu_write_inputs(const struct compiled *c, const buf_id *outs, int64_t i, const float *x, int64_t col0, int64_t col1);
 /* Area of one layer and KV head in the page that holds `index` of the row's sequence. */
 uint8_t *cpu_kv_area(const struct compiled *c, const struct row *r, int i_kind, int i_in_kind, int i_head, int32_t index);
+/* State of one layer in the row's sequence; NULL: it has no page. */
+float *cpu_state(const struct compiled *c, const struct row *r, int i_kind, int i_in_kind);
 /* Bytes of scratch that one thread needs for this plan, and of the split results. */
 size_t cpu_thread_scratch_bytes(const struct plan *p);
 size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads);

@@ -3,6 +3,7 @@
  *   linears in a row            one pass: they only read inputs that are complete
  *   gate and up, then the glu   one pass: a tile computes its columns of both, applies the activation and quantises
  *   rope_kv, then attend        one barrier when every row is one token (the tile of a KV head rotates its own heads)
+ *   delta                       one pass: a key head of a row goes through the row's tokens alone (step_delta.c)
  *   experts                     two passes: gate, up and activation; down and the sum by weight (step_moe.c)
  *   embed, norm, draws          no barrier for small batches: the thread that opens does them alone
  * so that a decoded token meets five barriers a layer: qkv | attend | o | gate, up | down. A pass never covers a layer
@@ -214,6 +215,10 @@ static int32_t add_steps(struct builder *b, const struct plan_step *s, int32_t n
     case STEP_LINEAR: return add_linears(b, s, n_left);
     case STEP_ROPE_KV: return add_rope(b, s, n_left);
     case STEP_ATTEND: return add_attend(b, s, b->count_only || b->n_passes == 0 ? NULL : &b->c->passes[b->n_passes - 1]);
+    case STEP_DELTA:
+        add_pass(b, s, cpu_delta_open, cpu_delta_tile);
+        if (!cpu_delta_whole_groups(b->c, s)) add_pass(b, s, cpu_rows_open, cpu_rows_tile);
+        return 1;
     case STEP_GLU: add_pass(b, s, cpu_glu_open, cpu_glu_tile); return 1;
     case STEP_ROUTE: add_pass(b, s, cpu_route_open, cpu_route_tile); return 1;
     case STEP_EXPERTS:

@@ -168,6 +168,19 @@ static void merge_sink(const struct compiled *c, const struct plan_step *s, cons
     c->dev->kernels.attend_merge(s->u.attend.head_dim, s->u.attend.sinks[t->head0 + i % t->group], 1.0f, zeros, M, Lt, O);
 }
 
+/* Row i of the tile is complete: its output, through the gate where there is one. */
+static void finish_row(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i, float Lt, const float *O)
+{
+    const struct cpu_kernels *k = &c->dev->kernels;
+    int64_t d = s->u.attend.head_dim;
+    float *out = out_row(c, s, t, i);
+    k->attend_finish(d, Lt, O, out);
+    if (s->u.attend.gate < 0) return;
+    int32_t token = c->batch.row_first[t->i_row] + t->tok0 + i / t->group;
+    int64_t col = s->u.attend.gate_first + (int64_t)(t->head0 + i % t->group) * s->u.attend.gate_step;
+    k->sigmoid_mul(cpu_row_f32(c, s->u.attend.gate, token) + col, out, d, out);
+}
+
 static void write_kv(const struct compiled *c, const struct plan_step *rope, const struct tile *t, float *tmp)
 {
     if (rope && rope->u.rope_kv.k >= 0 && c->attn_head_parts == 1) cpu_rope_kv(c, rope, c->batch.row_first[t->i_row] + t->tok0, t->i_head_kv, tmp);
@@ -213,7 +226,7 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
     memset(a->o, 0, (size_t)d * sizeof(float));
     for (int32_t i = 0; i < t->n_rows; i++) {
         merge_sink(c, s, t, i, a->o, &a->M[i], &a->Lt[i], a->O + i * d);
-        k->attend_finish(d, a->Lt[i], a->O + i * d, out_row(c, s, t, i));
+        finish_row(c, s, t, i, a->Lt[i], a->O + i * d);
     }
     write_inputs(c, s, t);
 }
@@ -257,7 +270,7 @@ static void merge_tile(const struct compiled *c, const struct plan_step *s, cons
         for (int32_t sp = t->split0; sp < t->split1; sp++, p += step)
             k->attend_merge(d, p[i], p[t->n_rows + i], p + 2 * t->n_rows + i * d, &M, &Lt, a->O);
         merge_sink(c, s, t, i, a->o, &M, &Lt, a->O);
-        k->attend_finish(d, Lt, a->O, out_row(c, s, t, i));
+        finish_row(c, s, t, i, Lt, a->O);
     }
     write_inputs(c, s, t);
 }
@@ -355,6 +368,7 @@ size_t cpu_thread_scratch_bytes(const struct plan *p)
     for (int32_t i = 0; i < p->n_steps; i++)
     {
         size_t n = p->steps[i].op == STEP_ATTEND ? attend_bytes(&p->steps[i])
+                   : p->steps[i].op == STEP_DELTA ? cpu_delta_scratch_bytes(&p->steps[i])
                    : p->steps[i].op == STEP_EXPERTS ? cpu_experts_scratch_bytes(p, &p->steps[i]) : 0;
         if (n > most) most = n;
     }

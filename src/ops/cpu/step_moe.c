@@ -247,6 +247,15 @@ static void down_add(const struct compiled *c, const struct plan_step *s, int32_
     }
 }
 
+/* The expert for all: acc of row i gets its output, times its gate. */
+static void shared_add(const struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t n, float *acc, float *tmp)
+{
+    float gate = 1.0f / (1.0f + mb_exp(-cpu_row_f32(c, s->u.experts.shared_gate, i)[0]));
+    memcpy(tmp, cpu_row_f32(c, s->u.experts.shared, i) + col0, (size_t)n * sizeof *tmp);
+    c->dev->kernels.scale(tmp, n, gate);
+    c->dev->kernels.add(acc, tmp, n);
+}
+
 void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     const struct plan_step *s = p->s;
@@ -263,6 +272,7 @@ void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t
         down_add(c, s, e, slot_at(c, s, e, row0), slot_at(c, s, e, row1), row0, blk0, blk1, acc, tmp, rows);
     }
     for (int64_t i = row0; i < row1; i++) {
+        if (s->u.experts.shared >= 0) shared_add(c, s, i, 16 * blk0, ld, acc + (i - row0) * ld, tmp);
         float *y = cpu_row_f32(c, s->add_to >= 0 ? s->add_to : s->out, i) + 16 * blk0;
         if (s->add_to >= 0) c->dev->kernels.add(y, acc + (i - row0) * ld, ld);
         else memcpy(y, acc + (i - row0) * ld, (size_t)ld * sizeof *y);

@@ -25,7 +25,7 @@ static void norm_rotate(const struct compiled *c, const struct plan_step *s, int
 void cpu_rope_q(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *y)
 {
     int64_t d = s->u.rope_kv.head_dim;
-    norm_rotate(c, s, i, cpu_row_f32(c, s->in, i) + h * d, s->u.rope_kv.q_norm, y);
+    norm_rotate(c, s, i, cpu_row_f32(c, s->in, i) + (int64_t)h * s->u.rope_kv.q_step, s->u.rope_kv.q_norm, y);
     c->dev->kernels.scale(y, d, s->u.rope_kv.q_scale);
 }
 

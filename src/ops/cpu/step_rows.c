@@ -49,10 +49,12 @@ static void draws_row(struct compiled *c, const struct plan_step *s, int64_t i)
            (size_t)c->plan->bufs[s->in].width * sizeof(float));
 }
 
-/* Output of attention to linear inputs, where the tiles could not do it. */
+/* Output of attention, or of a delta net, to linear inputs, where the tiles could not do it. */
 static void attend_row(struct compiled *c, const struct plan_step *s, int64_t i)
 {
-    cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), 0, (int64_t)s->u.attend.n_head * s->u.attend.head_dim);
+    int64_t width = s->op == STEP_ATTEND ? (int64_t)s->u.attend.n_head * s->u.attend.head_dim
+                                         : (int64_t)s->u.delta.n_head_v * s->u.delta.dim_v;
+    cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), 0, width);
 }
 
 static void rows_do(struct compiled *c, const struct plan_step *s, int64_t first, int64_t end, int i_thread)
@@ -60,7 +62,7 @@ static void rows_do(struct compiled *c, const struct plan_step *s, int64_t first
     for (int64_t i = first; i < end; i++) {
         if (s->op == STEP_EMBED) embed_row(c, s, i);
         else if (s->op == STEP_DRAWS) draws_row(c, s, i);
-        else if (s->op == STEP_ATTEND) attend_row(c, s, i);
+        else if (s->op == STEP_ATTEND || s->op == STEP_DELTA) attend_row(c, s, i);
         else norm_row(c, s, i, (float *)c->thread_scratch[i_thread]);
     }
 }
