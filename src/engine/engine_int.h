@@ -180,7 +180,10 @@ bool seq_grow(struct engine *e, struct sequence *s, int32_t end, int32_t *covere
 /* Take pages of the longest cached prefix; returns its length. */
 int32_t seq_adopt(struct engine *e, struct sequence *s);
 void seq_fork(struct engine *e, const struct sequence *from, struct sequence *to);
+enum { SNAPS_BY_COUNT = 20 }; /* states kept at 1, 2, 4 .. pages of a prompt, at most */
 void seq_snapshot(struct engine *e, struct sequence *s);
+/* The first of 64, 128, 256 .. above n. */
+int32_t next_page_count(int32_t n);
 void seq_publish(struct engine *e, struct sequence *s);
 void seq_drop_left(struct engine *e, struct sequence *s);
 /* Start of the two-way span that index i lies inside of; i itself when it may end a row. */

@@ -23,6 +23,7 @@ static int32_t next_stop(const struct engine *e, const struct sequence *s, int32
 {
     if (!e->has_state) return end;
     end = stop_at(s, s->n_prompt - 1, end);
+    end = stop_at(s, next_page_count(s->st.n_committed), end);
     for (int32_t i = 0; i < s->run->job->n_marks; i++) end = stop_at(s, s->run->job->marks[i], end);
     return end;
 }

@@ -1,4 +1,4 @@
-/* prefix_tree.c: nodes, publishing, dropping. prefix_siblings.c orders the children of a node, prefix_find.c searches
+/* prefix_tree.c: nodes, publishing, dropping. prefix_state.c keeps recurrent states, prefix_siblings.c orders the children of a node, prefix_find.c searches
  * for a hit. See prefix_tree.h for the idea. */
 #include "engine/prefix_tree.h"
 
@@ -111,7 +111,7 @@ static void gone_remove(struct prefix_tree *t, struct tree_node *n)
 
 /* --- nodes --- */
 
-static size_t page_bytes(const struct prefix_tree *t, int32_t i_kind)
+size_t tree_page_bytes(const struct prefix_tree *t, int32_t i_kind)
 {
     return t->kv->use[i_kind].page_bytes;
 }
@@ -120,7 +120,7 @@ static void page_take(struct prefix_tree *t, struct tree_node *n, int32_t k, int
 {
     n->page[k] = page;
     kv_page_cache(t->kv, k, page);
-    t->bytes += page_bytes(t, k);
+    t->bytes += tree_page_bytes(t, k);
 }
 
 static void page_drop(struct prefix_tree *t, struct tree_node *n, int32_t k)
@@ -128,20 +128,20 @@ static void page_drop(struct prefix_tree *t, struct tree_node *n, int32_t k)
     if (n->page[k] < 0) return;
     kv_page_uncache(t->kv, k, n->page[k]);
     n->page[k] = -1;
-    t->bytes -= page_bytes(t, k);
+    t->bytes -= tree_page_bytes(t, k);
 }
 
-static void snap_drop(struct prefix_tree *t, struct tree_node *n, int i)
+void tree_snap_drop(struct prefix_tree *t, struct tree_node *n, int i)
 {
     kv_page_uncache(t->kv, n->snap[i].i_kind, n->snap[i].page);
-    t->bytes -= page_bytes(t, n->snap[i].i_kind);
+    t->bytes -= tree_page_bytes(t, n->snap[i].i_kind);
     n->snap[i] = n->snap[--n->n_snaps];
 }
 
 static void node_drop(struct prefix_tree *t, struct tree_node *n)
 {
     for (int32_t k = 0; k < t->kv->n_kinds; k++) page_drop(t, n, k);
-    while (n->n_snaps > 0) snap_drop(t, n, 0);
+    while (n->n_snaps > 0) tree_snap_drop(t, n, 0);
     lru_remove(t, n);
     gone_remove(t, n);
     tree_siblings_remove(t, n);
@@ -154,8 +154,7 @@ static void node_drop(struct prefix_tree *t, struct tree_node *n)
     t->n_spare++;
 }
 
-/* Make room under the cap without touching what this publish has touched. */
-static bool room_under_cap(struct prefix_tree *t, size_t more)
+bool tree_room_under_cap(struct prefix_tree *t, size_t more)
 {
     while (t->bytes + more > t->cap_bytes) {
         struct tree_node *n = t->lru_tail;
@@ -169,14 +168,14 @@ static size_t run_bytes(const struct prefix_tree *t, const struct seq_state *st,
 {
     size_t bytes = sizeof(struct tree_node);
     for (int32_t k = 0; k < t->kv->n_kinds; k++)
-        if (t->kv->kinds[k].type != KIND_STATE && st->kind[k].page[j] >= 0) bytes += page_bytes(t, k);
+        if (t->kv->kinds[k].type != KIND_STATE && st->kind[k].page[j] >= 0) bytes += tree_page_bytes(t, k);
     return bytes;
 }
 
 static struct tree_node *node_add(struct prefix_tree *t, struct tree_node *parent, const struct tree_run *r, int32_t j,
                                   const struct seq_state *st)
 {
-    if (!room_under_cap(t, run_bytes(t, st, j)) || !t->spare) return NULL;
+    if (!tree_room_under_cap(t, run_bytes(t, st, j)) || !t->spare) return NULL;
     struct tree_node *n = t->spare;
     t->spare = n->parent;
     t->n_spare--;
@@ -204,7 +203,7 @@ static void node_fill(struct prefix_tree *t, struct tree_node *n, int32_t j, con
         if (t->kv->kinds[k].type == KIND_STATE || n->page[k] >= 0) continue;
         int32_t page = st->kind[k].page[j];
         if (page < 0 || kv_page_is_cached(t->kv, page)) continue;
-        if (room_under_cap(t, page_bytes(t, k))) page_take(t, n, k, page);
+        if (tree_room_under_cap(t, tree_page_bytes(t, k))) page_take(t, n, k, page);
     }
 }
 
@@ -242,10 +241,7 @@ static void touch_path(struct prefix_tree *t, struct tree_node *deepest)
     }
 }
 
-/* Deepest node that agrees with the first n symbols, wholly or up to its own end; all of the way becomes most recent
- * and is safe from room_under_cap until the next tick. *covered: symbols that agree. */
-static struct tree_node *claim_known(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t n,
-                                     int32_t *covered)
+struct tree_node *tree_claim_known(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t n, int32_t *covered)
 {
     struct tree_node *deepest = NULL;
     t->tick++;
@@ -268,7 +264,7 @@ void prefix_tree_publish(struct prefix_tree *t, uint64_t key, const struct symbo
 {
     if (t->cap_bytes == 0) return;
     int32_t covered;
-    struct tree_node *last = claim_known(t, key, v, n, &covered);
+    struct tree_node *last = tree_claim_known(t, key, v, n, &covered);
     for (struct tree_node *c = last; c; c = c->parent) {
         int32_t first = c->depth * KV_PAGE_TOKENS, len = n - first < KV_PAGE_TOKENS ? n - first : KV_PAGE_TOKENS;
         struct tree_run r = { key, v, first, len };
@@ -287,29 +283,6 @@ void prefix_tree_publish(struct prefix_tree *t, uint64_t key, const struct symbo
         last = c;
     }
     touch_path(t, last);
-}
-
-bool prefix_tree_add_state(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t n,
-                           int32_t i_kind, int32_t page)
-{
-    if (t->cap_bytes == 0 || n <= 0 || kv_page_is_cached(t->kv, page)) return false;
-    int32_t covered, len = (n - 1) % KV_PAGE_TOKENS + 1;
-    struct tree_node *parent = claim_known(t, key, v, n, &covered);
-    if (covered < n) return false;
-    for (int i = 0; i < parent->n_snaps; i++)
-        if (parent->snap[i].i_kind == i_kind && parent->snap[i].off == len) return false;
-    if (!room_under_cap(t, page_bytes(t, i_kind))) return false;
-    /* The shallowest state goes: the deepest serves the longest hits, and marks are few in one page. */
-    if (parent->n_snaps == TREE_MAX_SNAPS) {
-        int least = 0;
-        for (int i = 1; i < TREE_MAX_SNAPS; i++)
-            if (parent->snap[i].off < parent->snap[least].off) least = i;
-        snap_drop(t, parent, least);
-    }
-    parent->snap[parent->n_snaps++] = (struct tree_snap){ (int16_t)i_kind, (int16_t)len, page };
-    kv_page_cache(t->kv, i_kind, page);
-    t->bytes += page_bytes(t, i_kind);
-    return true;
 }
 
 void prefix_tree_touch(struct prefix_tree *t, const struct tree_hit *hit)
@@ -362,10 +335,10 @@ bool prefix_tree_check(const struct prefix_tree *t, char *text, size_t cap)
         bytes += sizeof *n;
         for (int32_t k = 0; k < t->kv->n_kinds; k++) {
             if (n->page[k] < 0) continue;
-            bytes += page_bytes(t, k);
+            bytes += tree_page_bytes(t, k);
             if (!kv_page_is_cached(t->kv, n->page[k])) pages++;
         }
-        for (int i = 0; i < n->n_snaps; i++) bytes += page_bytes(t, n->snap[i].i_kind);
+        for (int i = 0; i < n->n_snaps; i++) bytes += tree_page_bytes(t, n->snap[i].i_kind);
         bool short_inner = n->n_children > 0 && n->n != KV_PAGE_TOKENS;
         if (short_inner || (n->lru_next && n->lru_next == n->parent)) {
             snprintf(text, cap, "node at depth %d: inner and short, or older than its child", (int)n->depth);

@@ -5,8 +5,9 @@
  * The first edge also compares a 64-bit key (checkpoint, adapters, KV format ...), so that caches never mix.
  * Siblings form a treap ordered by their symbols: the longest common prefix is next to the place of insertion.
  *
- * What a node may lack: pages of window kinds (they go first when room is short) and states of recurrent kinds (kept
- * only as snapshots at chosen indices). A hit ends at the deepest index where every kind has what a query needs.
+ * What a node may lack: pages of window kinds (they go first when room is short) and states of recurrent kinds: copies of them
+ * are kept at the prompt's end - 1, at the ends of its messages (and of the system and tools part), at 1, 2, 4, 8 .. pages of it
+ * while memory is free, and at the end of the generated text. A hit ends at the deepest index where every kind has what a query needs.
  * Order of loss: window pages that left every window, oldest first; then the least recently used leaf. Bytes are capped.
  *
  * Nodes come from slabs that grow when a sequence is admitted (prefix_tree_reserve); publishing allocates nothing.

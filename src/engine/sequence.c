@@ -40,7 +40,7 @@ static mb_status seq_make(struct engine *e, struct sequence *s, struct run *r, i
     s->max_drawn = job->method != JOB_GENERATE ? 0 : s->context_bound ? room : job->max_tokens;
     s->params = job->params;
     s->params.noise.i_choice = (uint32_t)i_choice;
-    s->cap_snaps = e->has_state ? job->n_marks + 1 : 0;
+    s->cap_snaps = e->has_state ? job->n_marks + 1 + SNAPS_BY_COUNT : 0;
     int32_t cap = job->n_ids + s->max_drawn, n_page = cap / KV_PAGE_TOKENS + 1;
     s->ids = mb_alloc((size_t)cap * sizeof *s->ids);
     s->embeds = mb_calloc((size_t)job->n_embeds + 1, sizeof *s->embeds);
@@ -187,12 +187,21 @@ static int32_t page_alloc(struct engine *e, int32_t i_kind)
     return kv_page_alloc(&e->kv, i_kind);
 }
 
+/* A page that a row needs is worth more than copies of states which nobody has asked for yet. */
+static int32_t page_alloc_for_row(struct engine *e, int32_t i_kind)
+{
+    int32_t id = page_alloc(e, i_kind);
+    if (id >= 0 || !e->has_state) return id;
+    for (struct sequence *s = e->first; s; s = s->next) snaps_drop(e, s);
+    return page_alloc(e, i_kind);
+}
+
 static bool kind_grow(struct engine *e, struct sequence *s, int32_t k, int32_t n_page)
 {
     struct kv_table *t = &s->st.kind[k];
     if (e->kv.kinds[k].type == KIND_STATE) n_page = 1;
     while (t->n_page < n_page) {
-        int32_t id = page_alloc(e, k);
+        int32_t id = page_alloc_for_row(e, k);
         if (id < 0) return false;
         t->page[t->n_page++] = id;
     }
@@ -303,6 +312,7 @@ void seq_fork(struct engine *e, const struct sequence *from, struct sequence *to
 
 /* --- giving pages to others --- */
 
+/* Prompt end - 1, and the ends of messages. */
 static bool wants_snapshot(const struct sequence *s, int32_t n)
 {
     const struct engine_job *job = s->run->job;
@@ -312,10 +322,26 @@ static bool wants_snapshot(const struct sequence *s, int32_t n)
     return false;
 }
 
+/* 1, 2, 4, 8 .. pages, inside the prompt: what other prompts may share though nobody said where they part. */
+static bool is_page_count(const struct sequence *s, int32_t n)
+{
+    int32_t j = n / KV_PAGE_TOKENS;
+    return n > 0 && n < s->n_prompt && n % KV_PAGE_TOKENS == 0 && (j & (j - 1)) == 0;
+}
+
+int32_t next_page_count(int32_t n)
+{
+    int32_t at = KV_PAGE_TOKENS;
+    while (at <= n && at <= INT32_MAX / 2) at *= 2;
+    return at;
+}
+
 void seq_snapshot(struct engine *e, struct sequence *s)
 {
     int32_t n = s->st.n_committed;
-    if (!e->has_state || s->n_snaps == s->cap_snaps || s->st.i_state != n || !wants_snapshot(s, n)) return;
+    if (!e->has_state || s->n_snaps == s->cap_snaps || s->st.i_state != n) return;
+    bool wanted = wants_snapshot(s, n);
+    if (!wanted && !is_page_count(s, n)) return;
     if (!may_publish(e, s) && s->run->job->n_choices == 1) return;
     if (s->clean) return; /* the prompt's states are with the tree already */
     struct seq_snap *snap = &s->snaps[s->n_snaps];
@@ -324,7 +350,7 @@ void seq_snapshot(struct engine *e, struct sequence *s)
     for (int32_t k = 0; k < e->kv.n_kinds; k++) {
         snap->page[k] = -1;
         if (e->kv.kinds[k].type != KIND_STATE || !ok) continue;
-        snap->page[k] = page_alloc(e, k);
+        snap->page[k] = wanted ? page_alloc(e, k) : kv_page_alloc(&e->kv, k); /* at page counts from free memory only */
         ok = snap->page[k] >= 0;
         if (ok) e->st.page_copy(e->st.ctx, k, snap->page[k], s->st.kind[k].page[0]);
     }
