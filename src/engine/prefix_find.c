@@ -37,20 +37,6 @@ static int32_t window_limit(const struct prefix_tree *t, int32_t k, int32_t h)
     return h;
 }
 
-static int32_t state_limit(const struct prefix_tree *t, int32_t k, int32_t h)
-{
-    for (int32_t j = (h - 1) / KV_PAGE_TOKENS; j >= 0; j--) {
-        const struct tree_node *n = t->path[j];
-        int32_t best = 0;
-        for (int i = 0; i < n->n_snaps; i++) {
-            int32_t off = n->snap[i].off;
-            if (n->snap[i].i_kind == k && off > best && j * KV_PAGE_TOKENS + off <= h) best = off;
-        }
-        if (best > 0) return j * KV_PAGE_TOKENS + best;
-    }
-    return 0;
-}
-
 static int32_t full_limit(const struct prefix_tree *t, int32_t k, int32_t h)
 {
     for (int32_t j = (h - 1) / KV_PAGE_TOKENS; j >= 0; j--)
@@ -80,7 +66,7 @@ void prefix_tree_find(struct prefix_tree *t, uint64_t key, const struct symbol_v
         for (int32_t k = 0; k < t->kv->n_kinds && h > 0; k++) {
             enum kv_kind_type type = t->kv->kinds[k].type;
             if (type == KIND_WINDOW) h = window_limit(t, k, h);
-            else if (type == KIND_STATE) h = state_limit(t, k, h);
+            else if (type == KIND_STATE) h = tree_state_limit(t, key, v, k, h);
         }
     }
     out->n = h;

@@ -3,6 +3,8 @@
  * Copies of the new one's own path that save less than a page go before anybody's leaves, the others behind them. */
 #include "engine/prefix_tree_int.h"
 
+enum { SIBLINGS_MAX = 16 }; /* looked at on each side for a copy */
+
 struct found { struct tree_node *node; int i; int32_t gap; };
 
 /* Least valuable copy of kind k on the way from the top to index `n` in `deepest`; node NULL: there is none. */
@@ -65,4 +67,65 @@ bool prefix_tree_add_state(struct prefix_tree *t, uint64_t key, const struct sym
     kv_page_cache(t->kv, i_kind, page);
     t->bytes += tree_page_bytes(t, i_kind);
     return true;
+}
+
+/* --- looking for one --- */
+
+/* The sibling next to n in their order, on one side; NULL: none. */
+static struct tree_node *beside(struct tree_node *n, bool after)
+{
+    struct tree_node *c = after ? n->right : n->left;
+    if (c) {
+        for (struct tree_node *d = c; d; d = after ? d->left : d->right) c = d;
+        return c;
+    }
+    while (n->up && n == (after ? n->up->right : n->up->left)) n = n->up;
+    return n->up;
+}
+
+/* How many of `most` symbols from `first` on a node agrees with. */
+static int32_t agrees(const struct tree_node *n, const struct symbol_view *v, int32_t first, int32_t most)
+{
+    int32_t i = 0;
+    if (most > n->n) most = n->n;
+    while (i < most && n->sym[i] == symbol_at(v, first + i)) i++;
+    return i;
+}
+
+/* Largest offset of a copy of kind k within the first `most` symbols of a node; 0 = none. */
+static int32_t best_copy(const struct tree_node *n, int32_t k, int32_t most)
+{
+    int32_t best = 0;
+    for (int i = 0; i < n->n_snaps; i++)
+        if (n->snap[i].i_kind == k && n->snap[i].off <= most && n->snap[i].off > best) best = n->snap[i].off;
+    return best;
+}
+
+static bool has_full_pages(const struct prefix_tree *t, const struct tree_node *n)
+{
+    for (int32_t k = 0; k < t->kv->n_kinds; k++)
+        if ((t->kv->kinds[k].type == KIND_FULL || t->kv->kinds[k].type == KIND_LATENT) && n->page[k] < 0) return false;
+    return true;
+}
+
+int32_t tree_state_limit(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t k, int32_t h)
+{
+    for (int32_t j = (h - 1) / KV_PAGE_TOKENS; j >= 0; j--) {
+        int32_t first = j * KV_PAGE_TOKENS, most = h - first < KV_PAGE_TOKENS ? h - first : KV_PAGE_TOKENS;
+        struct tree_node *own = t->path[j];
+        int32_t best = best_copy(own, k, most);
+        /* Runs that part later in this page share its beginning, and their copies serve it as well. */
+        for (int side = 0; side < 2; side++) {
+            struct tree_node *n = beside(own, side);
+            for (int steps = 0; n && steps < SIBLINGS_MAX; n = beside(n, side), steps++) {
+                int32_t common = n->key == key || n->parent ? agrees(n, v, first, most) : 0, off = best_copy(n, k, common);
+                if (common == 0) break;
+                if (off <= best || !has_full_pages(t, n)) continue;
+                best = off;
+                t->path[j] = n;
+            }
+        }
+        if (best > 0) return first + best;
+    }
+    return 0;
 }

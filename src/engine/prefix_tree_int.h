@@ -27,4 +27,8 @@ bool tree_room_under_cap(struct prefix_tree *t, size_t more);
  * from tree_room_under_cap until the next claim. *covered: symbols that agree. */
 struct tree_node *tree_claim_known(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t n, int32_t *covered);
 
+/* prefix_state.c: the largest h' <= h at which t->path (nodes that agree with v up to h) has a state of kind k, 0 = none. A node
+ * of the path may become a sibling of it that has the state and agrees up to there. */
+int32_t tree_state_limit(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t k, int32_t h);
+
 #endif

@@ -225,6 +225,10 @@ static void size_attention(const struct model *m, struct model_size *out)
 {
     for (int32_t i = 0; i < m->plan.n_steps; i++) {
         const struct plan_step *s = &m->plan.steps[i];
+        if (s->op == STEP_DELTA) { /* read, then read and written again: as much for one token as for any number of tokens before it */
+            out->attend[s->u.delta.i_kind].bytes += 2.0 * (double)m->spec.kinds[s->u.delta.i_kind].head_bytes;
+            out->attend[s->u.delta.i_kind].macs += 3.0 * s->u.delta.n_head_v * s->u.delta.dim_k * s->u.delta.dim_v;
+        }
         if (s->op != STEP_ATTEND) continue;
         const struct kv_kind *k = &m->spec.kinds[s->u.attend.i_kind];
         out->attend[s->u.attend.i_kind].bytes += (double)k->head_bytes * k->n_head_kv / KV_PAGE_TOKENS;

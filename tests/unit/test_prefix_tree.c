@@ -207,6 +207,61 @@ static void test_states(void **state)
     fx_close(&f);
 }
 
+static void add_state(struct fx *f, const int32_t *ids, int32_t n)
+{
+    struct symbol_view v = { NULL, 0, ids };
+    int32_t page = kv_page_alloc(&f->kv, 1);
+    assert_true(prefix_tree_add_state(&f->tree, 0, &v, n, 1, page));
+    kv_page_unref(&f->kv, 1, page);
+}
+
+/* A state lies with the run that was computed; runs that part from it later in the page are served by it too. */
+static void test_states_of_siblings(void **state)
+{
+    struct fx f;
+    int32_t a[300], b[300], c[300];
+    fx_open(&f, states, 2, 4 << 20);
+    counting(a, 300, 0);
+    publish(&f, 0, a, 300, 0);
+    add_state(&f, a, 100);
+    memcpy(b, a, sizeof b);
+    b[110] = 9999;
+    publish(&f, 0, b, 300, 0);
+    memcpy(c, a, sizeof c);
+    c[99] = 9998; /* parts before the state */
+    publish(&f, 0, c, 300, 0);
+    assert_int_equal(find(&f, 0, a, 300), 100);
+    assert_int_equal(find(&f, 0, b, 300), 100);
+    assert_int_equal(find(&f, 0, b, 105), 100);
+    assert_int_equal(find(&f, 0, b, 99), 0);
+    assert_int_equal(find(&f, 0, c, 300), 0);
+    add_state(&f, b, 120);
+    assert_int_equal(find(&f, 0, b, 300), 120);
+    assert_int_equal(find(&f, 0, a, 300), 100);
+    assert_sound(&f);
+    fx_close(&f);
+}
+
+/* B-098: under the cap the state that saves the fewest tokens goes, before anything else that is worth more. */
+static void test_states_under_the_cap(void **state)
+{
+    static const int32_t at[] = { 60, 100, 110, 200, 290 };
+    struct fx f;
+    int32_t a[300];
+    fx_open(&f, states, 2, 5 * (4096 + sizeof(struct tree_node)) + 3 * 8192);
+    counting(a, 300, 0);
+    publish(&f, 0, a, 300, 0);
+    for (int i = 0; i < 5; i++) {
+        add_state(&f, a, at[i]);
+        assert_true(f.tree.bytes <= f.tree.cap_bytes);
+        assert_sound(&f);
+    }
+    assert_int_equal(find(&f, 0, a, 300), 290);
+    assert_int_equal(find(&f, 0, a, 289), 200);
+    assert_int_equal(find(&f, 0, a, 199), 60);
+    fx_close(&f);
+}
+
 /* Least recently used leaf first, under the cap; a leaf that a sequence holds gives nothing and stays. */
 static void test_lru_and_cap(void **state)
 {
@@ -286,6 +341,8 @@ int main(void)
         cmocka_unit_test(test_short_leaf_grows),
         cmocka_unit_test(test_window_pages),
         cmocka_unit_test(test_states),
+        cmocka_unit_test(test_states_of_siblings),
+        cmocka_unit_test(test_states_under_the_cap),
         cmocka_unit_test(test_lru_and_cap),
         cmocka_unit_test(test_random_against_brute_force),
         cmocka_unit_test(test_symbols_instead_of_ids),
