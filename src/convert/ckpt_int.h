@@ -61,6 +61,8 @@ struct conv {
 /* --- ckpt_rules.c --- */
 /* Name of a source tensor in the output; NULL when it is dropped (or without memory, which the arena remembers). */
 const char *conv_rename(struct conv *c, const char *name);
+/* Is this one of the tensors whose floats are never rounded? */
+bool conv_keeps_type(const char *name);
 /* Bits and group that the family or the recipe gives a module when only bits and group are asked for. */
 struct quant_spec conv_module_spec(const struct conv *c, const char *module);
 /* Part of an expert: *layer, *part ("gate_proj" ...) and *i_expert; false: an ordinary tensor. */

@@ -87,7 +87,7 @@ static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err
     it->to = wanted_spec(c, it);
     if (it->to.mode != QUANT_NONE && it->to.mode != QUANT_AFFINE)
         return mb_fail(err, MB_UNSUPPORTED, "%s: only affine quantisation is written", it->module);
-    it->dtype = c->cast && is_float(src_float) ? c->dtype : src_float;
+    it->dtype = c->cast && is_float(src_float) && !conv_keeps_type(it->name) ? c->dtype : src_float;
     bool keeps_codes = it->from.mode != QUANT_NONE && spec_equal(it->from, it->to);
     if (keeps_codes && !c->opts->dtype) it->dtype = src_float; /* scales are rounded only when that is asked for */
     it->as_is = spec_equal(it->from, it->to) && it->dtype == src_float && it->n_deltas == 0;

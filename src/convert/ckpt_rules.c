@@ -9,10 +9,11 @@
 
 /* --- names --- */
 
-/* Tables that every program computes itself, and the towers of models that see or hear: the text model is converted. */
+/* Tables that every program computes itself, the towers of models that see or hear, and heads for several tokens at once: the text
+ * model is converted. */
 static const char *const dropped_parts[] = { "rotary_emb.inv_freq" };
 static const char *const dropped_starts[] = { "vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.",
-                                              "embed_audio.", "vision_embedder." }; /* with or without "model." */
+                                              "embed_audio.", "vision_embedder.", "visual.", "mtp." }; /* with or without "model." */
 #define NEW_TEXT_PREFIX "model.language_model."
 
 static bool ends_with(const char *s, const char *end)
@@ -71,6 +72,12 @@ const char *conv_rename(struct conv *c, const char *name)
         return arena_printf(&c->arena, "language_model.model.%s", name + strlen(NEW_TEXT_PREFIX));
     if (newer && starts_with(name, "lm_head.")) return arena_printf(&c->arena, "language_model.%s", name);
     return arena_strdup(&c->arena, name);
+}
+
+/* Decays of gated delta nets: an exponent of an exponent. */
+bool conv_keeps_type(const char *name)
+{
+    return ends_with(name, ".A_log");
 }
 
 /* --- experts --- */
@@ -133,6 +140,8 @@ const char *conv_expert_target(struct conv *c, const struct conv_expert *e)
 static const struct keep_row {
     const char *model_type, *module_end;
 } keep_rows[] = {
+    { "qwen3_next", "mlp.gate" },    { "qwen3_next", "shared_expert_gate" },
+    { "qwen3_5_moe", "mlp.gate" },   { "qwen3_5_moe", "shared_expert_gate" },
     { "qwen3_moe", "mlp.gate" },     { "gpt_oss", "router" },         { "granite", "self_attn.o_proj" },
     { "granite", "mlp.down_proj" },  { "granite", "lm_head" },        { "gemma4", "router.proj" },
     { "gemma4_text", "router.proj" },

@@ -43,6 +43,31 @@ def spec_of(quantization, module):
     return q.get("bits", 4), q.get("group_size", 64)
 
 
+def header_of(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    return json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+
+
+def nll(model, tmp_path):
+    (tmp_path / "ids.json").write_text(json.dumps([(7 * i * i + 3) % 500 for i in range(70)]))
+    return json.loads(run("perplexity", model, "--ids", tmp_path / "ids.json", "--json").stdout)["mean_nll"]
+
+
+def test_hybrid_as_published(tmp_path):
+    """MOD-026: a published Qwen3.5 with experts: decays keep float32, router and shared gate get 8 bits, heads for several tokens and
+    the tower are left out; what comes out loads and says about the same."""
+    src, out = ROOT / "tests/golden/tiny/qwen3_5_moe-hf", tmp_path / "out"
+    run("convert", src, "--mlx-path", out, "-q", "--q-bits", "8", "--q-group-size", "32")
+    tensors = header_of(out)
+    assert not [n for n in tensors if "mtp." in n or "visual" in n]
+    layer = "language_model.model.layers.0."
+    assert tensors[layer + "linear_attn.A_log"]["dtype"] == "F32"
+    assert tensors[layer + "linear_attn.in_proj_qkv.weight"]["dtype"] == "U32"
+    q = json.loads((out / "config.json").read_text())["quantization"]
+    assert spec_of(q, layer + "mlp.gate") == spec_of(q, layer + "mlp.shared_expert_gate") == (8, 64)
+    assert abs(nll(out, tmp_path) - nll(src, tmp_path)) < 0.05
+
+
 @pytest.mark.parametrize("name", source.CASES)
 def test_equal_to_the_oracle(name, tmp_path):
     """REG-192 REG-194 REG-199 REG-200 REG-201: every tensor of mlx_lm.convert's output, bit for bit, and bits and groups as there."""
