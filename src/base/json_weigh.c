@@ -48,9 +48,9 @@ struct json_weight json_weigh(const char *text, size_t len)
             break;
         default:
             if (!in_number(text[i])) break;
-            w.tree_bytes += NUMBER_BYTES;
             while (i + n < len && in_number(text[i + n])) n++;
             if (n >= 19) rewritten = true;
+            w.tree_bytes += n >= 19 ? STRING_BYTES + 2 * n : NUMBER_BYTES;
             break;
         }
         w.text_bytes += n;

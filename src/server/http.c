@@ -52,61 +52,19 @@ static void keep_query(struct http_exchange *x)
 }
 
 /* --- headers --- */
-struct header_census {
-    int n_hosts, n_lengths, n_encodings;
-    bool malformed;                /* a name that is none, or bytes that are in no name and no value */
-    const char *end;               /* behind the value that was seen last; NULL: the first is to come */
-};
-
-/* The library hands headers out as C strings that lie where they were read, so a NUL hides what is behind it in its line, and a
- * line that begins with one, or with a colon, ends the headers for it. Between a value and the next name (or the end) there are
- * line ends alone, zeroed, and blanks. */
-static bool only_line_ends(const char *from, const char *to, int n_most)
-{
-    if ((uintptr_t)to < (uintptr_t)from || (size_t)((uintptr_t)to - (uintptr_t)from) > CONN_POOL_BYTES) return false;
-    for (; from < to; from++) {
-        if (*from != '\0' && !strchr(" \t\r\n", *from)) return false;
-        if (*from != ' ' && *from != '\t' && n_most-- == 0) return false;
-    }
-    return true;
-}
-
-/* RFC 9110's token: what a name is made of. */
-static bool is_name(const char *s, size_t len)
-{
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)s[i] | 0x20;
-        if (!(c >= 'a' && c <= 'z') && !(s[i] >= '0' && s[i] <= '9') && (!s[i] || !strchr("!#$%&'*+-.^_`|~", s[i]))) return false;
-    }
-    return len > 0;
-}
-
 static enum MHD_Result count_header(void *ctx, enum MHD_ValueKind kind, const char *key, size_t key_len, const char *value,
                                     size_t value_len)
 {
-    struct header_census *c = ctx;
     (void)kind;
-    if (!is_name(key, key_len) || !value || (c->end && !only_line_ends(c->end, key, 2))) c->malformed = true;
-    if (value) c->end = value + value_len;
-    if (strcasecmp(key, "Host") == 0) c->n_hosts++;
-    if (strcasecmp(key, "Content-Length") == 0) c->n_lengths++;
-    if (strcasecmp(key, "Transfer-Encoding") == 0) c->n_encodings++;
+    census_add(ctx, key, key_len, value, value_len);
     return MHD_YES;
 }
 
-/* What a proxy in front of us may read in another way than we do: where this request ends, or to whom it goes. Answered at once
- * and the connection closed, so that nothing behind it is taken for a request. */
+/* Answered at once and the connection closed, so that nothing behind it is taken for a request. */
 static bool check_framing(struct http_exchange *x, const struct header_census *n, const char *method, const char *version)
 {
     const union MHD_ConnectionInfo *size = MHD_get_connection_info(x->mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
-    bool whole = !n->end || (size && only_line_ends(n->end, method + size->header_size, 4));
-    const char *why = NULL;
-    if (strncmp(version, "HTTP/1.", 7) != 0) why = "the request line is not METHOD PATH HTTP/1.1";
-    else if (n->malformed || !whole) why = "a header is not of the form NAME: VALUE";
-    else if (n->n_lengths > 1) why = "more than one Content-Length header";
-    else if (n->n_encodings > 1) why = "more than one Transfer-Encoding header";
-    else if (n->n_encodings && n->n_lengths) why = "Content-Length and Transfer-Encoding in one request";
-    else if (n->n_encodings && strcmp(version, "HTTP/1.1") != 0) why = "Transfer-Encoding needs HTTP/1.1";
+    const char *why = census_fault(n, size ? method + size->header_size : NULL, version);
     if (!why) return true;
     x->close = true;
     http_reply_status(x, 400, NULL, NULL, why);

@@ -175,6 +175,16 @@ void http_resume_locked(struct http_exchange *x);
 mb_status listen_open(struct server *s, mb_error *err);
 void listen_close(struct server *s);
 
+/* framing.c: headers, one after the other in the order in which they came; then what is wrong with them, NULL: nothing.
+ * end: behind the empty line; NULL: not known, which is wrong when there are headers. */
+struct header_census {
+    int n_hosts, n_lengths, n_encodings;
+    bool malformed;                /* a name that is none, or bytes that are in no name and no value */
+    const char *end;               /* behind the value that was seen last */
+};
+void census_add(struct header_census *c, const char *key, size_t key_len, const char *value, size_t value_len);
+const char *census_fault(const struct header_census *c, const char *end, const char *version);
+
 /* auth.c: early checks; false: an error answer has been set */
 bool host_check(struct http_exchange *x, const char *host, int n_hosts);
 bool origin_check(struct http_exchange *x, const char *origin, const char *host);

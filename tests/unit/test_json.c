@@ -326,9 +326,73 @@ static void test_write_depth(void **state)
     json_decref(v);
 }
 
+/* --- what a tree takes, before it is made --- */
+static size_t held, most;
+
+/* Each block with its size in front, counted as malloc rounds it. */
+static void *counted_alloc(size_t n)
+{
+    size_t all = (n + 8 + 15) / 16 * 16;
+    size_t *p = malloc(n + 16);
+    if (!p) return NULL;
+    p[0] = all < 32 ? 32 : all;
+    held += p[0];
+    if (held > most) most = held;
+    return p + 2;
+}
+
+static void counted_free(void *ptr)
+{
+    size_t *p = ptr;
+    if (!p) return;
+    held -= p[-2];
+    free(p - 2);
+}
+
+/* Never less than the truth, and not so much more that ordinary bodies would be refused. */
+static void test_weight_of_a_tree(void **state)
+{
+    (void)state;
+    static const struct { const char *head, *unit, *tail; } rows[] = {
+        { "[0", ",0", "]" },        { "[[]", ",[]", "]" },         { "[{}", ",{}", "]" },           { "[\"\"", ",\"\"", "]" },
+        { "\"", "abcdefgh", "\"" }, { "\"", "\\u00e9", "\"" },   { "[\"abcdefghijklmnopq\"", ",\"abcdefghijklmnopq\"", "]" },
+        { "[true", ",true", "]" },  { "[1.5", ",1.5", "]" },       { "[0", ",99999999999999999999", "]" },
+        { "[{\"role\":\"user\",\"content\":\"hello\"}", ", {\"role\":\"user\",\"content\":\"hello\"}", "]" },
+        { "[", "  \n", "1]" },      { "{\"k\":[[[[1]]]]", "", "}" },
+    };
+    json_malloc_t a;
+    json_free_t f;
+    json_get_alloc_funcs(&a, &f);
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        for (int n = 1; n < 40000; n = n * 5 + 2) {
+            struct buf b;
+            json_t *v;
+            buf_init(&b, 0);
+            buf_append_str(&b, rows[r].head);
+            for (int i = 0; i < n; i++) buf_append_str(&b, rows[r].unit);
+            buf_append_str(&b, rows[r].tail);
+            json_set_alloc_funcs(counted_alloc, counted_free);
+            held = most = 0;
+            mb_status st = json_read(&v, b.data, b.len, JSON_READ_ANY, NULL);
+            size_t peak = most;
+            json_decref(v);
+            json_set_alloc_funcs(a, f);
+            assert_int_equal(st, MB_OK);
+            assert_int_equal(held, 0);
+            struct json_weight w = json_weigh(b.data, b.len);
+            if (w.tree_bytes + 1024 < peak || (n > 1000 && w.tree_bytes > 4 * peak + 3 * b.len))
+                fail_msg("%s%s... %d times: %zu weighed, %zu taken", rows[r].head, rows[r].unit, n, w.tree_bytes, peak);
+            assert_true(w.text_bytes <= b.len);
+            buf_free(&b);
+        }
+    }
+    for (size_t n = 0; n < 6; n++) assert_true(json_weigh("\"\\\"\\", n).text_bytes <= n + 2); /* cut off anywhere */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_weight_of_a_tree),
         cmocka_unit_test(test_b014_double_forms),    cmocka_unit_test(test_b014_double_round_trip),
         cmocka_unit_test(test_b014_tojson_forms),    cmocka_unit_test(test_string_escapes),
         cmocka_unit_test(test_b014_big_integers),    cmocka_unit_test(test_b049_malformed),
