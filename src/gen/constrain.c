@@ -137,12 +137,18 @@ static mb_status vocab_get(struct gen_engine *g, struct grammar_vocab **out, mb_
     return st;
 }
 
-static mb_status compile(struct gen_engine *g, enum grammar_kind kind, const char *text, bool strict, struct grammar **out,
-                         mb_error *err)
+static bool is_stopped(void *ctx)
+{
+    return stream_is_cancelled(ctx);
+}
+
+static mb_status compile(struct gen_engine *g, struct gen_stream *s, enum grammar_kind kind, const char *text, bool strict,
+                         struct grammar **out, mb_error *err)
 {
     struct grammar_vocab *v;
     int64_t t = clock_now_ns();
-    struct grammar_source src = { .kind = kind, .text = text ? text : "", .len = text ? strlen(text) : 0, .strict = strict };
+    struct grammar_source src = { .kind = kind, .text = text ? text : "", .len = text ? strlen(text) : 0, .strict = strict,
+                                  .stopped = s ? is_stopped : NULL, .ctx = s };
     *out = NULL;
     MB_TRY(vocab_get(g, &v, err));
     MB_TRY(grammar_compile(out, v, &src, err));
@@ -158,10 +164,10 @@ static mb_status at_field(mb_error *err, const struct gen_constraint *c)
 }
 
 /* The constraint alone, under its own strictness: what is wrong with it is said in its own words. */
-static mb_status compile_answer(struct gen_engine *g, const struct gen_constraint *c, struct grammar **out, mb_error *err)
+static mb_status compile_answer(struct gen_engine *g, struct gen_stream *s, const struct gen_constraint *c, struct grammar **out, mb_error *err)
 {
     mb_error why = { 0 };
-    mb_status st = compile(g, KIND[c->kind], c->text, c->strict, out, &why);
+    mb_status st = compile(g, s, KIND[c->kind], c->text, c->strict, out, &why);
     if (st != MB_OK) {
         if (err) *err = why;
         if (st != MB_NO_MEMORY) at_field(err, c);
@@ -170,7 +176,7 @@ static mb_status compile_answer(struct gen_engine *g, const struct gen_constrain
 }
 
 /* A strict tool whose schema cannot be enforced, as such or in this model's markup, is refused by name, called or not. */
-static mb_status check_strict_tools(struct gen_engine *g, const struct tool_set *tools, mb_error *err)
+static mb_status check_strict_tools(struct gen_engine *g, struct gen_stream *s, const struct tool_set *tools, mb_error *err)
 {
     struct json_write_opts opts = { 0 };
     for (size_t i = 0; i < tools->n; i++) {
@@ -182,7 +188,7 @@ static mb_status check_strict_tools(struct gen_engine *g, const struct tool_set 
         buf_init(&b, 0);
         json_write(&b, t->parameters, &opts);
         mb_status st = buf_status(&b, "tools", err);
-        if (st == MB_OK) st = compile(g, GRAMMAR_JSON_SCHEMA, b.data, true, &gr, err);
+        if (st == MB_OK) st = compile(g, s, GRAMMAR_JSON_SCHEMA, b.data, true, &gr, err);
         if (st == MB_OK && tool_grammar_gap(g->text->family, t, grammar_keyword_limits, &gap))
             st = mb_fail(err, MB_UNSUPPORTED, "%s: %.60s cannot be enforced: the calls of this model do not write that value as JSON",
                          gap.path, gap.keyword);
@@ -210,25 +216,25 @@ static void name_unenforced(struct constraint_plan *p, const struct grammar *g, 
     if (n > 0 && !is_forced(r)) note(p, &r->constraint);
 }
 
-static mb_status combine(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools, struct grammar **out,
+static mb_status combine(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools, struct grammar **out,
                          mb_error *err)
 {
     struct buf b;
     buf_init(&b, 0);
     mb_status st = write_source(g, r, tools, &b, err);
-    if (st == MB_OK) st = compile(g, GRAMMAR_EBNF, b.data, false, out, err);
+    if (st == MB_OK) st = compile(g, s, GRAMMAR_EBNF, b.data, false, out, err);
     buf_free(&b);
     return st;
 }
 
 /* The markers of headers must be tokens: a header in plain text could not be told from the answer it is about. */
-static mb_status make_frame(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+static mb_status make_frame(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools,
                             struct constraint_plan *p, mb_error *err)
 {
     if (g->text->n_sign_ids == 0)
         return mb_fail(err, MB_UNSUPPORTED, "the vocabulary of this model lacks the tokens that its template writes");
     p->forced = is_forced(r);
-    return combine(g, r, tools, &p->frame, err);
+    return combine(g, s, r, tools, &p->frame, err);
 }
 
 static mb_status check_choice(const struct gen_request *r, const struct tool_set *tools, mb_error *err)
@@ -242,18 +248,18 @@ static mb_status check_choice(const struct gen_request *r, const struct tool_set
     return MB_OK;
 }
 
-static mb_status make_grammar(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+static mb_status make_grammar(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools,
                               struct constraint_plan *p, mb_error *err)
 {
     mb_error why = { 0 };
     bool alone = tools->n == 0 && !is_forced(r);
-    mb_status st = is_forced(r) ? MB_OK : compile_answer(g, &r->constraint, &p->grammar, &why);
+    mb_status st = is_forced(r) ? MB_OK : compile_answer(g, s, &r->constraint, &p->grammar, &why);
     if (st == MB_OK && tool_family_has_frame(g->text->family)) {
-        st = make_frame(g, r, tools, p, &why);
+        st = make_frame(g, s, r, tools, p, &why);
     } else if (st == MB_OK && !alone) {
         grammar_unref(p->grammar);
         p->grammar = NULL;
-        st = combine(g, r, tools, &p->grammar, &why);
+        st = combine(g, s, r, tools, &p->grammar, &why);
     }
     if (st == MB_OK) {
         name_unenforced(p, p->grammar ? p->grammar : p->frame, r);
@@ -270,7 +276,7 @@ static mb_status make_grammar(struct gen_engine *g, const struct gen_request *r,
 }
 
 /* Calls that the model chooses to make follow their schemas when a tool says strict. */
-static mb_status make_call_grammar(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+static mb_status make_call_grammar(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools,
                                    struct constraint_plan *p, mb_error *err)
 {
     mb_error why = { 0 };
@@ -278,7 +284,7 @@ static mb_status make_call_grammar(struct gen_engine *g, const struct gen_reques
     for (size_t i = 0; i < tools->n; i++) strict = strict || tools->tools[i].strict;
     if (!strict) return MB_OK;
     bool framed = tool_family_has_frame(g->text->family);
-    mb_status st = framed ? make_frame(g, r, tools, p, &why) : combine(g, r, tools, &p->call, &why);
+    mb_status st = framed ? make_frame(g, s, r, tools, p, &why) : combine(g, s, r, tools, &p->call, &why);
     if (st == MB_UNSUPPORTED || st == MB_TOO_LARGE) {
         warn(p, "strict tools not enforced: ", why.text);
         return MB_OK;
@@ -287,7 +293,7 @@ static mb_status make_call_grammar(struct gen_engine *g, const struct gen_reques
     return st;
 }
 
-mb_status constrain_plan(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+mb_status constrain_plan(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools,
                          struct constraint_plan *out, mb_error *err)
 {
     mb_status st;
@@ -298,14 +304,14 @@ mb_status constrain_plan(struct gen_engine *g, const struct gen_request *r, cons
         warn(out, "tools: ", "the chat template of this model prints none; they were described in the system message");
     }
     if (!is_forced(r) && r->constraint.kind == CONSTRAINT_NONE) {
-        st = g->opt.no_grammar ? MB_OK : check_strict_tools(g, tools, err);
-        if (st == MB_OK && !g->opt.no_grammar) st = make_call_grammar(g, r, tools, out, err);
+        st = g->opt.no_grammar ? MB_OK : check_strict_tools(g, s, tools, err);
+        if (st == MB_OK && !g->opt.no_grammar) st = make_call_grammar(g, s, r, tools, out, err);
     } else if (g->opt.no_grammar) {
         degrade(out, r, "grammars are switched off (MLX_BUN_GRAMMAR=0)");
         st = MB_OK;
     } else {
-        st = check_strict_tools(g, tools, err);
-        if (st == MB_OK) st = make_grammar(g, r, tools, out, err);
+        st = check_strict_tools(g, s, tools, err);
+        if (st == MB_OK) st = make_grammar(g, s, r, tools, out, err);
     }
     if (st == MB_OK) st = buf_status(&out->note, "prompt", err);
     if (st == MB_OK) st = buf_status(&out->warning, "warning", err);

@@ -151,6 +151,7 @@ void stream_error(struct gen_stream *s, mb_status status, const char *text, cons
 /* The producer is done: DONE unless an error went before, and its reference goes. */
 void stream_producer_done(struct gen_stream *s);
 void stream_unref(struct gen_stream *s);
+bool stream_is_cancelled(struct gen_stream *s);
 
 /* workers.c */
 mb_status workers_open(struct gen_engine *g, mb_error *err);
@@ -184,8 +185,8 @@ mb_status defaults_read_json(json_t **out, const char *dir, const char *name, mb
 struct tool_sink calls_sink(struct gen_choice *c);
 bool calls_wanted(const struct gen_request *r);
 
-/* constrain.c: on a worker */
-mb_status constrain_plan(struct gen_engine *g, const struct gen_request *r, const struct tool_set *tools,
+/* constrain.c: on a worker. s: whose cancelling ends a compile; NULL: nobody's */
+mb_status constrain_plan(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools,
                          struct constraint_plan *out, mb_error *err);
 void constrain_free(struct constraint_plan *p);
 

@@ -123,7 +123,7 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
     struct gen_prompt p;
     struct engine_job *job = &s->job;
     if (calls_wanted(&s->req)) MB_TRY(tool_set_open(&s->tools, s->req.tools_json, err));
-    MB_TRY(constrain_plan(g, &s->req, &s->tools, &s->plan, err));
+    MB_TRY(constrain_plan(g, s, &s->req, &s->tools, &s->plan, err));
     MB_TRY(render_limited(g->text, &s->req, s->plan.note.data, engine_info(g->engine)->n_context, &s->arena, &p, err));
     set_params(g, s, &p);
     job->method = s->req.score ? JOB_SCORE : JOB_GENERATE;

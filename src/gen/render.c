@@ -213,7 +213,7 @@ mb_status gen_render(struct gen_engine *g, const struct gen_request *r, struct a
     struct tool_set tools = { 0 };
     struct constraint_plan plan = { 0 };
     mb_status st = calls_wanted(r) ? tool_set_open(&tools, r->tools_json, err) : MB_OK;
-    if (st == MB_OK) st = constrain_plan(g, r, &tools, &plan, err);
+    if (st == MB_OK) st = constrain_plan(g, NULL, r, &tools, &plan, err);
     if (st == MB_OK) st = render_limited(g->text, r, plan.note.data, 0, a, out, err);
     if (st != MB_OK) memset(out, 0, sizeof *out);
     constrain_free(&plan);

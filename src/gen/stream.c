@@ -29,6 +29,14 @@ void stream_unref(struct gen_stream *s)
     if (n == 0) stream_free(s);
 }
 
+bool stream_is_cancelled(struct gen_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool c = s->cancelled;
+    pthread_mutex_unlock(&s->lock);
+    return c;
+}
+
 static mb_status stream_make(struct gen_engine *g, const struct gen_request *r, struct gen_stream **out, mb_error *err)
 {
     struct gen_stream *s = mb_calloc(1, sizeof *s);

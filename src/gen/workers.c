@@ -46,14 +46,6 @@ bool workers_dequeue(struct gen_engine *g, struct gen_stream *s)
     return queued;
 }
 
-static bool is_cancelled(struct gen_stream *s)
-{
-    pthread_mutex_lock(&s->lock);
-    bool c = s->cancelled;
-    pthread_mutex_unlock(&s->lock);
-    return c;
-}
-
 /* The engine may call back, and even finish the job, before engine_submit returns: the worker holds a reference. */
 static void submit(struct gen_engine *g, struct gen_stream *s)
 {
@@ -81,12 +73,12 @@ static void prepare_one(struct gen_engine *g, struct gen_stream *s)
     pthread_mutex_lock(&s->lock);
     s->n_refs++;
     pthread_mutex_unlock(&s->lock);
-    if (is_cancelled(s)) {
+    if (stream_is_cancelled(s)) {
         stream_producer_done(s);
     } else if (prepare_job(g, s, &err) != MB_OK) {
         stream_error(s, err.code, err.text, err.at);
         stream_producer_done(s);
-    } else if (is_cancelled(s)) {
+    } else if (stream_is_cancelled(s)) {
         stream_producer_done(s);
     } else {
         submit(g, s);

@@ -289,9 +289,10 @@ struct dfa *dfa_product(struct build *b, const struct dfa *x, const struct dfa *
     if (b->status != MB_OK || !x || !y) return NULL;
     struct product p = { .b = b, .x = x, .y = y, .op = op };
     product_state(&p, 0, 0);
-    for (uint32_t i = 0; i < p.n && b->status == MB_OK; i++) product_edges(&p, i);
-    b->work += 40 * p.n;
-    if (b->work > BUILD_MAX_TOTAL_WORK) build_fail(b, MB_TOO_LARGE, "the grammar takes too long to compile");
+    for (uint32_t i = 0; i < p.n && b->status == MB_OK; i++) {
+        product_edges(&p, i);
+        build_spend(b, 40, NULL);
+    }
     if (b->status != MB_OK) return NULL;
     struct dfa d = { .states = p.states, .edges = p.edges, .n_states = (uint32_t)p.n, .n_edges = (uint32_t)p.n_edges };
     return dfa_trim(b, &d, NULL);

@@ -12,6 +12,18 @@
 
 /* --- the build --- */
 
+#define WORK_BETWEEN_QUESTIONS ((size_t)1 << 16) /* a millisecond or less */
+
+void build_spend(struct build *b, size_t work, const char *what)
+{
+    b->work += work;
+    if (b->work > BUILD_MAX_TOTAL_WORK)
+        build_fail(b, MB_TOO_LARGE, "the grammar takes too long to compile%s%s%s", what ? " (at " : "", what ? what : "", what ? ")" : "");
+    if (!b->stopped || b->work - b->work_asked < WORK_BETWEEN_QUESTIONS) return;
+    b->work_asked = b->work;
+    if (b->stopped(b->ctx)) build_fail(b, MB_CANCELLED, "the grammar is not wanted any more");
+}
+
 mb_status build_init(struct build *b, struct grammar_vocab *v, bool strict, mb_error *err)
 {
     memset(b, 0, sizeof *b);

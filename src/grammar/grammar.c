@@ -183,6 +183,8 @@ static mb_status compile(struct grammar **out, struct grammar_vocab *v, const st
     struct grammar *g = grammar_new(v);
     if (!g) return mb_fail(err, MB_NO_MEMORY, "no memory for a grammar");
     build_init(&b, v, src->strict, err);
+    b.stopped = src->stopped;
+    b.ctx = src->ctx;
     int32_t root = compile_source(&b, src, &tree);
     mb_status st = b.status;
     if (st == MB_OK) st = program_link(&g->program, &b, root, err);
@@ -266,11 +268,44 @@ static void cache_add(struct grammar_vocab *v, struct grammar *g)
     for (size_t i = 0; i < n_dropped; i++) grammar_unref(dropped[i]);
 }
 
+/* --- learning ahead --- */
+
+/* Walks that a compile may spend on tables: some tens of milliseconds over a vocabulary of 128k. */
+#define LEARN_MAX_STEPS ((size_t)2 << 20)
+
+/* Tables of the places that let much through are learnt where a grammar is compiled: else the first draw there would wait
+ * for them. What is not learnt for lack of room or of time is learnt then. Returns the machine's status. */
+static mb_status learn(struct grammar *g, const struct grammar_source *src, size_t max_steps)
+{
+    struct machine *m = &g->machine;
+    size_t spent = 0;
+    pthread_mutex_lock(&g->lock);
+    for (uint32_t i = 0; i < g->program.n_states && m->status == MB_OK && spent < max_steps; i++) {
+        const struct pstate *x = &g->program.states[i];
+        if (!x->wide || (src->stopped && src->stopped(src->ctx))) continue;
+        machine_begin(m);
+        local_get(m, i);
+        spent += m->limits.max_mask_steps - m->steps;
+    }
+    for (uint32_t i = 0; i < g->program.n_rules && m->status == MB_OK && spent < max_steps; i++) {
+        if (!g->program.rules[i].is_repeat) continue;
+        machine_begin(m);
+        counted_get(m, g->program.rules[i].body_rule);
+        spent += m->limits.max_mask_steps - m->steps;
+    }
+    mb_status st = m->status;
+    m->status = MB_OK;
+    atomic_store(&g->held, m->bytes + m->mask_bytes + m->local_bytes);
+    pthread_mutex_unlock(&g->lock);
+    return st;
+}
+
 mb_status grammar_compile(struct grammar **out, struct grammar_vocab *v, const struct grammar_source *src, mb_error *err)
 {
     *out = cache_find(v, src);
     if (*out) return MB_OK;
     MB_TRY(grammar_compile_limited(out, v, src, NULL, err));
+    learn(*out, src, LEARN_MAX_STEPS);
     cache_add(v, *out);
     return MB_OK;
 }
@@ -279,20 +314,10 @@ mb_status grammar_vocab_warm(struct grammar_vocab *v, mb_error *err)
 {
     /* free values, keys beside names, and counted strings */
     static const char schema[] = "{\"properties\":{\"a\":true},\"additionalProperties\":{\"maxLength\":1000000}}";
-    struct grammar_source src = { GRAMMAR_JSON_SCHEMA, schema, sizeof schema - 1, false };
+    struct grammar_source src = { GRAMMAR_JSON_SCHEMA, schema, sizeof schema - 1, false, NULL, NULL };
     struct grammar *g;
     MB_TRY(grammar_compile_limited(&g, v, &src, NULL, err));
-    pthread_mutex_lock(&g->lock);
-    for (uint32_t i = 0; i < g->program.n_states && g->machine.status == MB_OK; i++) {
-        machine_begin(&g->machine);
-        if (g->program.states[i].wide) local_get(&g->machine, i);
-    }
-    for (uint32_t i = 0; i < g->program.n_rules && g->machine.status == MB_OK; i++) {
-        machine_begin(&g->machine);
-        if (g->program.rules[i].is_repeat) counted_get(&g->machine, g->program.rules[i].body_rule);
-    }
-    mb_status st = g->machine.status;
-    pthread_mutex_unlock(&g->lock);
+    mb_status st = learn(g, &src, SIZE_MAX);
     grammar_unref(g);
     return st == MB_OK ? MB_OK : mb_fail(err, st, "no memory for the vocabulary of grammars");
 }

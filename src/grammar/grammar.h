@@ -76,6 +76,8 @@ struct grammar_source {
     const char *text; /* UTF-8, len bytes, copied */
     size_t len;
     bool strict; /* a keyword that cannot be enforced: true MB_UNSUPPORTED; false left out and listed */
+    bool (*stopped)(void *ctx); /* asked all the time while a compile lasts; true: MB_CANCELLED. NULL: never asked */
+    void *ctx;
 };
 
 /* Compile, or take the grammar out of the vocabulary's cache (keyed by kind, text and strictness; bounded).
@@ -83,6 +85,7 @@ struct grammar_source {
  * MB_INVALID      the source is wrong: keyword and JSON path, or line and column
  * MB_UNSUPPORTED  right, but not enforceable: keyword and JSON path, or the construct (look-around ...)
  * MB_TOO_LARGE    a ceiling (states, branches) was passed: which one, where
+ * MB_CANCELLED    src->stopped said so
  * MB_NO_MEMORY.   Blocks for the time of a compile (milliseconds; bounded); any thread. */
 mb_status grammar_compile(struct grammar **out, struct grammar_vocab *v, const struct grammar_source *src, mb_error *err);
 struct grammar *grammar_ref(struct grammar *g);

@@ -172,6 +172,9 @@ struct build {
     size_t n_rules, cap_rules;
     struct unenforced_list unenforced;
     size_t work;          /* of all rules so far */
+    size_t work_asked;    /* when `stopped` was asked last */
+    bool (*stopped)(void *ctx);
+    void *ctx;
     struct category { char name[4]; struct cset set; } categories[40]; /* general categories already made */
     size_t n_categories;
     int32_t rule_json_string, rule_json_char, rule_json_number, rule_json_integer, rule_json_value, rule_json_object,
@@ -179,6 +182,8 @@ struct build {
 };
 mb_status build_init(struct build *b, struct grammar_vocab *v, bool strict, mb_error *err);
 void build_free(struct build *b);
+/* So much work has been done: too much of it fails, and so does a compile that nobody waits for any more. */
+void build_spend(struct build *b, size_t work, const char *what);
 /* Remember the first error; returns its code. */
 mb_status build_fail(struct build *b, mb_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void *build_alloc(struct build *b, size_t n, size_t size); /* zeroed; NULL after recording MB_NO_MEMORY or MB_TOO_LARGE */

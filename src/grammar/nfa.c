@@ -379,7 +379,8 @@ static void byte_edges(struct nfa *n, uint32_t from)
         n->set.n = 0;
         n->work += end - first;
         if (n->work > BUILD_MAX_WORK && !too_large(n)) return;
-        n->b->work += end - first;
+        build_spend(n->b, end - first, n->what);
+        if (n->b->status != MB_OK) return;
         for (uint32_t i = first; i < end; i++)
             for (int32_t k = n->first[n->members.v[i]]; k >= 0; k = n->edges[k].next) {
                 const struct nfa_edge *e = &n->edges[k];
@@ -518,8 +519,7 @@ struct dfa *dfa_of_expr(struct build *b, const struct expr *x, bool search, enum
     if (b->status == MB_OK) eps(&n, add_expr(&n, 0, x, 0), 1);
     if (b->status == MB_OK) make_subsets(&n);
     if (b->status == MB_OK) d = take_dfa(&n);
-    b->work += n.n_states + 200;
-    if (b->work > BUILD_MAX_TOTAL_WORK) build_fail(b, MB_TOO_LARGE, "the grammar takes too long to compile (at %s)", what);
+    build_spend(b, n.n_states + 200, what);
     nfa_free(&n);
     return d;
 }

@@ -89,7 +89,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!v) v = vocab_new();
     if (!v || size < 1 || size > MAX_TEXT) return 0;
     int kind = (data[0] >= '0' ? data[0] - '0' : data[0]) % 5;
-    struct grammar_source src = { kinds[kind], (const char *)data + 1, size - 1, kind == 0 };
+    struct grammar_source src = { kinds[kind], (const char *)data + 1, size - 1, kind == 0, NULL, NULL };
     if (grammar_compile_limited(&g, v, &src, &limits, &err) != MB_OK) {
         if (err.code == MB_INTERNAL || !err.text[0]) abort();
         return 0;

@@ -119,7 +119,7 @@ static struct grammar *compile(struct grammar_vocab *v, const json_t *q)
     const char *kind = json_string_value(json_object_get(q, "kind"));
     const json_t *text = json_object_get(q, "text");
     struct grammar_source src = { GRAMMAR_JSON_SCHEMA, json_string_value(text), json_string_length(text),
-                                  json_is_true(json_object_get(q, "strict")) };
+                                  json_is_true(json_object_get(q, "strict")), NULL, NULL };
     struct grammar *g;
     for (int i = 0; i < 5; i++)
         if (kind && !strcmp(kind, kinds[i])) src.kind = (enum grammar_kind)i;
@@ -319,7 +319,7 @@ static void bench_one(struct grammar_vocab *v, size_t i, uint32_t *bits, int rou
     struct grammar *g;
     struct grammar_state *s;
     struct grammar_stats st;
-    struct grammar_source src = { benches[i].kind, benches[i].text, strlen(benches[i].text), true };
+    struct grammar_source src = { benches[i].kind, benches[i].text, strlen(benches[i].text), true, NULL, NULL };
     if (grammar_compile(&g, v, &src, &err) != MB_OK || grammar_state_open(&s, g, &err) != MB_OK) die(benches[i].name);
     for (const char *p = benches[i].answer; *p && n < 4096;) {
         int64_t t0 = cpu_ns();

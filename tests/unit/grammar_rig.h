@@ -46,7 +46,7 @@ static inline const char *rig_token(int32_t id, size_t *len)
 
 static inline mb_status rig_compile(struct grammar **g, struct grammar_vocab *v, enum grammar_kind kind, const char *text, bool strict)
 {
-    struct grammar_source src = { kind, text, strlen(text), strict };
+    struct grammar_source src = { kind, text, strlen(text), strict, NULL, NULL };
     return grammar_compile(g, v, &src, &rig_err);
 }
 

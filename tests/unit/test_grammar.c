@@ -284,7 +284,7 @@ static void test_collection(void **state)
 {
     (void)state;
     static const char text[] = "root ::= \"[\" (root (\",\" root)*)? \"]\" | [a-z]+";
-    struct grammar_source src = { GRAMMAR_EBNF, text, sizeof text - 1, true };
+    struct grammar_source src = { GRAMMAR_EBNF, text, sizeof text - 1, true, NULL, NULL };
     struct grammar_limits limits = { .max_machine_bytes = 300000 };
     struct grammar *g;
     struct grammar_state *s, *other;
@@ -314,7 +314,7 @@ static void test_limits(void **state)
 {
     (void)state;
     static const char text[] = "root ::= x*\nx ::= [a-z] x | [a-z] x [a-z] | [a-z]";
-    struct grammar_source src = { GRAMMAR_EBNF, text, sizeof text - 1, true };
+    struct grammar_source src = { GRAMMAR_EBNF, text, sizeof text - 1, true, NULL, NULL };
     struct grammar_limits steps = { .max_mask_steps = 50 };
     struct grammar *g;
     struct grammar_state *s;
@@ -324,6 +324,33 @@ static void test_limits(void **state)
     assert_int_equal(grammar_state_mask(s, bits, RIG_N, &rig_err), MB_TOO_LARGE);
     assert_non_null(strstr(rig_err.text, "steps"));
     grammar_state_close(s);
+    grammar_unref(g);
+}
+
+static bool stop_after(void *ctx)
+{
+    return --*(int *)ctx < 0;
+}
+
+/* B-043: a compile that nobody waits for ends soon, leaves nothing behind, and the same text compiles later. */
+static void test_b043_stopped_compile(void **state)
+{
+    (void)state;
+    static const char text[] = "(a|b)*a(a|b){13}";
+    int asked = 0, enough = 1000000;
+    struct grammar_source src = { GRAMMAR_REGEX, text, sizeof text - 1, true, stop_after, &enough };
+    struct grammar *g;
+    assert_int_equal(grammar_compile(&g, vocab, &src, &rig_err), MB_OK);
+    int n_questions = 1000000 - enough;
+    assert_true(n_questions > 3); /* it is asked while it works, not only at the end */
+    grammar_unref(g);
+    static const char other[] = "(a|b)*a(a|b){13}c";
+    src = (struct grammar_source){ GRAMMAR_REGEX, other, sizeof other - 1, true, stop_after, &asked };
+    assert_int_equal(grammar_compile(&g, vocab, &src, &rig_err), MB_CANCELLED);
+    assert_null(g);
+    assert_int_equal(asked, -1); /* and not once more */
+    src.stopped = NULL;
+    assert_int_equal(grammar_compile(&g, vocab, &src, &rig_err), MB_OK);
     grammar_unref(g);
 }
 
@@ -347,7 +374,7 @@ int main(void)
         cmocka_unit_test(test_b062_regex), cmocka_unit_test(test_b062_regex_refused), cmocka_unit_test(test_ebnf_languages),
         cmocka_unit_test(test_ebnf_refused), cmocka_unit_test(test_choice), cmocka_unit_test(test_named_tokens),
         cmocka_unit_test(test_masks_agree_with_accept), cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_b071_states_and_cache), cmocka_unit_test(test_collection), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_b071_states_and_cache), cmocka_unit_test(test_collection), cmocka_unit_test(test_limits), cmocka_unit_test(test_b043_stopped_compile),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -134,7 +134,7 @@ static struct grammar *make_grammar(const struct tool_family *f, struct grammar_
     buf_init(&b, 0);
     buf_append_str(&b, "root ::= calls\n");
     tool_grammar_write(&b, f, &set, &o);
-    struct grammar_source src = { GRAMMAR_EBNF, b.data, b.len, true };
+    struct grammar_source src = { GRAMMAR_EBNF, b.data, b.len, true, NULL, NULL };
     if (grammar_compile(&g, v, &src, &err) != MB_OK) fail_msg("%s: %s\n%s", tool_family_name(f), err.text, b.data);
     buf_free(&b);
     return g;
