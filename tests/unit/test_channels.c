@@ -1,6 +1,8 @@
 /* Answers that are messages with headers (gpt-oss): the splitter alone in every split, and thoughts, calls, constraints and history
  * through the waist, over a tokenizer that has the seven signs as tokens and a small template of that form. */
 #include "told.h"
+#include "server_rig.h"
+#undef HI /* told.h's is meant */
 
 #include <unistd.h>
 
@@ -381,15 +383,59 @@ static void test_continued_answer(void **state)
     rig_stop(&r);
 }
 
+/* --- as the three protocols show it --- */
+#define FN "\"name\":\"get\",\"description\":\"\","
+#define PARAMETERS "{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}}}"
+
+static const struct { const char *path, *body, *want[4]; } DIALECTS[] = {
+    { "/v1/chat/completions",
+      "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{\"type\":\"function\",\"function\":{" FN "\"parameters\":" PARAMETERS "}}]",
+      { "reasoning_content\": \"the\"", "\"name\": \"get\"", "{\\\"city\\\":\\\"Oslo\\\"}", "finish_reason\": \"tool_calls\"" } },
+    { "/v1/messages",
+      "\"max_tokens\":500,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"tools\":[{" FN "\"input_schema\":" PARAMETERS "}]",
+      { "thinking\": \"the\"", "\"type\": \"tool_use\"", "city", "stop_reason\": \"tool_use\"" } },
+    { "/v1/responses", "\"input\":\"hi\",\"tools\":[{\"type\":\"function\"," FN "\"parameters\":" PARAMETERS "}]",
+      { "\"the\"", "\"type\": \"function_call\"", "{\\\"city\\\":\\\"Oslo\\\"}", "\"completed\"" } },
+};
+
+/* API-145 API-148: thoughts and calls of this format reach every client, and no header does */
+static void test_every_dialect(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof DIALECTS / sizeof DIALECTS[0]; i++) {
+        for (int stream = 0; stream < 2; stream++) {
+            struct server_rig r;
+            struct answer a;
+            char body[1024];
+            memset(&r, 0, sizeof r);
+            rig_init(&r.gen, NULL);
+            r.gen.n_script = encode(THOUGHT("the") S TO_GET "{\"city\":\"Oslo\"}<|call|>", r.gen.script, 4096);
+            r.gen.go.model_dir = dir;
+            r.gen.so.n_vocab = n_vocab;
+            srig_start(&r);
+            snprintf(body, sizeof body, "{%s,\"stream\":%s}", DIALECTS[i].body, stream ? "true" : "false");
+            http_post_n(&r, DIALECTS[i].path, "", body, strlen(body), &a);
+            if (a.status != 200) fail_msg("%s: %d %s", DIALECTS[i].path, a.status, a.body);
+            for (int k = 0; k < 4; k++)
+                if (!strstr(a.body, DIALECTS[i].want[k])) fail_msg("%s has no %s in %s", DIALECTS[i].path, DIALECTS[i].want[k], a.body);
+            assert_null(strstr(a.body, "<|"));
+            assert_null(strstr(a.body, "analysis"));
+            answer_free(&a);
+            srig_close(&r);
+        }
+    }
+}
+
 int main(void)
 {
+    signal(SIGPIPE, SIG_IGN);
     log_set_sink(rig_quiet, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_b143_channels_every_split), cmocka_unit_test(test_b142_start_of_an_answer),
         cmocka_unit_test(test_thoughts_and_calls),        cmocka_unit_test(test_b055_forced_calls),
         cmocka_unit_test(test_constraints),               cmocka_unit_test(test_strict_tools),
         cmocka_unit_test(test_budget),                    cmocka_unit_test(test_history),
-        cmocka_unit_test(test_continued_answer),
+        cmocka_unit_test(test_continued_answer),          cmocka_unit_test(test_every_dialect),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
