@@ -46,7 +46,9 @@ static bool run(const char *stop, const char *text, size_t len, unsigned cuts, u
     }
     o->stop = &m;
     const struct reasoning_tags *tags = reasoning_tags_all(&n_tags);
-    reasoning_init(&r, tags + (options >> 1) % n_tags, true, options & 1, on_split, o);
+    tags += (options >> 1) % n_tags;
+    enum reasoning_start start = options & 1 ? REASONING_THOUGHT : tags->channels ? REASONING_HEADER : REASONING_ANSWER;
+    reasoning_init(&r, tags, true, start, on_split, o);
     for (size_t i = 1; i <= len; i++) {
         if (i < len && !(cuts >> (i % 16) & 1)) continue;
         reasoning_text(&r, text + from, i - from);
