@@ -45,6 +45,9 @@ class Honest(threading.Thread):
             while not self.quit and self.wrong is None:
                 try:
                     r = c.post(self.url, json=HONEST)
+                    if r.status_code == 429:  # the queues are full: it asks again, as clients do
+                        time.sleep(0.05)
+                        continue
                     text = rig.joined(rig.sse_events(r.text)) if r.status_code == 200 else None
                     self.text = self.text or text
                     if text is None or text != self.text:
