@@ -51,7 +51,11 @@ static mb_status deltas_collect(struct fuse *f, mb_error *err)
         }
         before = w->name;
     }
-    return f->arena.failed ? mb_fail(err, MB_NO_MEMORY, "no memory for the adapter's modules") : MB_OK;
+    if (f->arena.failed) return mb_fail(err, MB_NO_MEMORY, "no memory for the adapter's modules");
+    size_t n_updates = 0;
+    for (int32_t i = 0; i < model_plan_get(f->model)->n_modules; i++) n_updates += f->adapter->modules[i].rank > 0;
+    if (n_updates == f->n_deltas) return MB_OK;
+    return mb_fail(err, MB_UNSUPPORTED, "the adapter changes matrices of recurrent layers, which are not fused; mount it with serve --adapter");
 }
 
 static void model_done(struct fuse *f)

@@ -206,9 +206,11 @@ static mb_status measure_all(struct probe *p, json_t *out, mb_error *err)
 {
     size_t n = 0;
     const char *before = "";
+    while (model_weight_at(p->model, n)) n++;
+    if (n != (size_t)model_plan_get(p->model)->n_modules)
+        return mb_fail(err, MB_UNSUPPORTED, "the matrices of this model's recurrent layers are not measured; quantise it with -q or --q-config");
     for (int32_t i = 0; i < p->n_sequences; i++)
         MB_TRY(run_sequence(p, i, p->ref + (int64_t)i * p->n_tokens * p->n_vocab, err));
-    while (model_weight_at(p->model, n)) n++;
     for (size_t i = 0; i < n; i++) {
         const char *module = model_weight_at(p->model, i)->name;
         if (strcmp(module, before) != 0) MB_TRY(module_measure(p, i, module, out, err));

@@ -125,19 +125,33 @@ mb_status model_open(struct model **out, const char *dir, const struct model_opt
     return MB_OK;
 }
 
-#define LAYER_WEIGHTS 8
+#define LAYER_WEIGHTS 21
+#define LAYER_LISTED 17 /* those before the recurrent layers' own, whose rows may lie otherwise in the file */
+
+/* The parts of a fused matrix follow each other, in order of rows. */
+static void layer_weights_all(struct layer_weights *w, struct weight *all[LAYER_WEIGHTS])
+{
+    struct weight *const list[LAYER_WEIGHTS] = {
+        &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router, &w->expert_gate, &w->expert_up, &w->expert_down,
+        &w->input_gate, &w->input_out, &w->shared_router, &w->shared_gate, &w->shared_up, &w->shared_down,
+        &w->delta_qkv, &w->delta_z, &w->delta_b, &w->delta_a
+    };
+    memcpy(all, list, sizeof list);
+}
 
 struct weight *model_weight_at(struct model *m, size_t i)
 {
+    struct weight *const outside[] = { &m->embed, &m->head, &m->layer_table, &m->layer_proj };
     size_t n = 0;
     for (int l = 0; l < m->spec.n_layer; l++) {
-        struct layer_weights *w = &m->layers[l];
-        struct weight *all[LAYER_WEIGHTS] = { &w->q, &w->k, &w->v, &w->o, &w->router, &w->gate, &w->up, &w->down };
-        for (int j = 0; j < LAYER_WEIGHTS; j++)
+        struct weight *all[LAYER_WEIGHTS];
+        layer_weights_all(&m->layers[l], all);
+        for (int j = 0; j < LAYER_LISTED; j++)
             if (all[j]->impl && n++ == i) return all[j];
     }
-    if (m->embed.impl && n++ == i) return &m->embed;
-    return m->head.impl && n == i ? &m->head : NULL;
+    for (size_t j = 0; j < sizeof outside / sizeof outside[0]; j++)
+        if (outside[j]->impl && n++ == i) return outside[j];
+    return NULL;
 }
 
 mb_status model_weight_replace(struct model *m, struct weight *w, const struct weight_source *src, mb_error *err)
@@ -147,7 +161,7 @@ mb_status model_weight_replace(struct model *m, struct weight *w, const struct w
         return mb_fail(err, MB_INVALID, "%s: only numbers of the same shape can be replaced, and only under the f32 tier", w->name);
     s.name = w->name;
     s.i_module = w->i_module;
-    s.gather_only = w == &m->embed && !m->spec.tied_head;
+    s.gather_only = (w == &m->embed && !m->spec.tied_head) || w == &m->layer_table;
     m->ops->weight_free(m->device, w);
     return m->ops->pack(m->device, &s, w, err);
 }
@@ -155,11 +169,9 @@ mb_status model_weight_replace(struct model *m, struct weight *w, const struct w
 static void free_weights(struct model *m)
 {
     for (int i = 0; m->layers && i < m->spec.n_layer; i++) {
-        struct layer_weights *w = &m->layers[i];
-        struct weight *all[] = { &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router, &w->expert_gate, &w->expert_up,
-                                 &w->expert_down, &w->input_gate, &w->input_out, &w->shared_router, &w->shared_gate, &w->shared_up,
-                                 &w->shared_down, &w->delta_qkv, &w->delta_z, &w->delta_b, &w->delta_a };
-        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) m->ops->weight_free(m->device, all[j]);
+        struct weight *all[LAYER_WEIGHTS];
+        layer_weights_all(&m->layers[i], all);
+        for (int j = 0; j < LAYER_WEIGHTS; j++) m->ops->weight_free(m->device, all[j]);
     }
     m->ops->weight_free(m->device, &m->embed);
     m->ops->weight_free(m->device, &m->head);

@@ -287,6 +287,14 @@ def test_mixed_precision_of_experts(tmp_path):
     assert any(".switch_mlp.down_proj" in k for k in figures)
 
 
+def test_mixed_precision_of_recurrent_layers(tmp_path):
+    """REG-202 REG-240: what cannot be measured is said at once, not left in a wrong width."""
+    text, _ = corpus(tmp_path)
+    p = run("convert", ROOT / "tests/golden/tiny/qwen3_5", tmp_path / "out", "--target-bpw", "7", "--calibration-mix", text,
+            "--n-calibration", "1", ok=False)
+    assert p.returncode == 5 and "recurrent layers" in p.stderr and not (tmp_path / "out").exists()
+
+
 def test_mixed_precision_refusals(tmp_path):
     """REG-196 REG-197 REG-208: what is missing, or cannot be, is said, and nothing is written."""
     src = source.write("llama-bf16", tmp_path / "src")

@@ -31,7 +31,7 @@ def generated(model, *extra):
 
 
 @pytest.mark.parametrize("family,adapter", [("llama", "llama-a"), ("llama", "llama-a-peft"), ("llama", "llama-patterns"),
-                                            ("llama", "llama-optiq"), ("qwen3", "qwen3"), ("gemma3", "gemma3"), ("phi3", "phi3")])
+                                            ("llama", "llama-optiq"), ("qwen3", "qwen3"), ("gemma3", "gemma3"), ("phi3", "phi3"), ("phi3", "phi3-peft")])
 def test_plain_base(family, adapter, tmp_path):
     """REG-217 REG-218 REG-219 REG-221 REG-223: W + scale B A, each module with its own scale (rsLoRA too), in floats: the tokens and
     log-probabilities of the mounted adapter; every other tensor keeps its bytes."""
