@@ -96,7 +96,7 @@ def test_default_repetition_penalty(tmp_path):
 
 @pytest.mark.parametrize("kv", ["off", "f16", "f32"])
 def test_kv_formats(kv):
-    """MOD-029, ENG-141, B-115: a KV format is that of the attention layers; states stay float32, in every format warm as cold."""
+    """MOD-029, ENG-141: a KV format is that of the attention layers; states stay float32, in every format warm as cold."""
     with Server("--kv-quant", kv, model=rig.TINY / "qwen3_5") as s, Server("--kv-quant", kv, "--prompt-cache", 0, model=rig.TINY / "qwen3_5") as cold:
         prompt = "a stone in the river " * 8
         want = cold.ids(prompt, **HOT)
@@ -118,7 +118,7 @@ def make_adapter(folder, modules, rank=4, seed=5):
 
 
 def test_adapters_on_recurrent_layers(tmp_path):
-    """T11.03: LoRA on the projections of delta nets and gated attention: other text than without, the same alone, beside others, warm."""
+    """LoRA on the projections of delta nets and gated attention: other text than without, the same alone, beside others, warm."""
     layer = "language_model.model.layers."
     adapter = make_adapter(tmp_path / "lora", {
         layer + "0.linear_attn.in_proj_qkv": (224, 64), layer + "0.linear_attn.in_proj_a": (4, 64),

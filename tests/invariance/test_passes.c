@@ -78,6 +78,7 @@ static void test_barriers(void **state)
     static const struct { const char *dir; uint64_t a_layer, more; } rows[] = {
         { DIR "llama", 5, 3 },     { DIR "qwen2", 5, 3 },  { DIR "qwen3", 5, 3 },      { DIR "gemma3", 5, 3 },
         { DIR "gemma4-kv", 5, 3 }, { DIR "gemma4", 8, 4 }, { DIR "gemma4-moe", 8, 3 }, { DIR "llama-bf16", 5, 3 },
+        { DIR "qwen3_5", 5, 3 },   { DIR "qwen3_next", 8, 3 },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct rig r;
@@ -110,7 +111,8 @@ static void test_no_allocation(void **state)
 static void test_cut_heads_bits(void **state)
 {
     (void)state;
-    static const char *const dirs[] = { DIR "llama", DIR "qwen3", DIR "gemma3", DIR "gemma4", DIR "gemma4-kv", DIR "llama-bf16" };
+    static const char *const dirs[] = { DIR "llama", DIR "qwen3", DIR "gemma3", DIR "gemma4", DIR "gemma4-kv", DIR "llama-bf16",
+                                       DIR "qwen3_5", DIR "qwen3_next" };
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
         float *want = NULL;
         static const int threads[] = { 1, 2, 4, 5, 16 };
@@ -135,7 +137,7 @@ static void test_cut_heads_bits(void **state)
 static void test_split_attention_bits(void **state)
 {
     (void)state;
-    static const char *const dirs[] = { DIR "llama", DIR "gemma3", DIR "gemma4" };
+    static const char *const dirs[] = { DIR "llama", DIR "gemma3", DIR "gemma4", DIR "qwen3_5" };
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
         float *want = NULL;
         static const int threads[] = { 1, 2, 3, 8 };
