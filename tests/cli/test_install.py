@@ -60,7 +60,7 @@ def check_roff(page):
 def complete(script, *words):
     """What bash would offer for the last word."""
     test = f'''source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _mlx_bun; printf '%s\\n' "${{COMPREPLY[@]}}"'''
-    env = {**os.environ, "PATH": f"{BUILD}:{os.environ['PATH']}", "HF_HUB_CACHE": "/nonexistent"}
+    env = {**os.environ, "PATH": f"{BUILD}:{os.environ['PATH']}", "HF_HUB_CACHE": "/dev/null/none"}
     return run("bash", "-c", test, "bash", script, "mlx-bun", *words, env=env).stdout.split()
 
 

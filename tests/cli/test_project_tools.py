@@ -70,10 +70,11 @@ def test_py():
 
 def coverage_tree(tree):
     lists = tree / "spec.md"
-    lists.write_text("- API-002: Second line `a|b`.\n- **CFG-001** A flag.\n| T1.02 | `--x` | y |\n"
+    lists.write_text("- API-002: Second line `a|b`.\n- API-004: A.\n- API-005: B.\n- **CFG-001** A flag.\n| T1.02 | `--x` | y |\n"
                      "| B-001 ★ | area | wrong |\n| B-003 | area | wrong | right |\n")
     (tree / "tests/unit/test_a.c").write_text(COVERED)
     (tree / "tests/unit/test_p.py").write_text(COVERED_PY)
+    (tree / "docs/spec-gaps.tsv").write_text("API-004-005\tnot here\n")
     assert run(tree, "tools/coverage", "--import", lists)[0] == 0
     assert run(tree, "tools/coverage")[0] == 0
 
@@ -82,6 +83,7 @@ def test_coverage_pages(tree):
     coverage_tree(tree)
     api = (tree / "docs/api-coverage.md").read_text()
     assert "| API-002 | Second line `a\\|b`. | tests/unit/test_a.c:test_one |" in api
+    assert "| API-004 | A. | none: not here |" in api and "| API-005 | B. | none: not here |" in api
     engine = (tree / "docs/engine-coverage.md").read_text()
     assert "| CFG-001 | A flag. | tests/unit/test_p.py:test_py |" in engine
     assert "| T1.02 | `--x` · y | tests/unit/test_a.c:test_one |" in engine
@@ -104,6 +106,16 @@ def test_coverage_check_fails(tree):
     (tree / "tests/unit/test_b.c").write_text("\n/* API-999 */\nstatic void test_x(void **state)\n{\n}\n")
     code, out = run(tree, "tools/coverage", "--check")
     assert code == 1 and "API-999 names no requirement" in out
+
+
+def test_coverage_gaps(tree):
+    """A line of the API has a test or a reason, never neither, never both."""
+    coverage_tree(tree)
+    for gaps, says in (("API-005\tx\n", "API-004 has neither"), ("API-002-005\tx\n", "API-002 has a test"),
+                       ("API-004-006\tx\n", "API-006 is no requirement")):
+        (tree / "docs/spec-gaps.tsv").write_text(gaps)
+        code, out = run(tree, "tools/coverage", "--check")
+        assert code == 1 and says in out
 
 
 CMOCKA = "echo '[==========] Running %d test(s).'; echo '[       OK ] test_a'; %s"

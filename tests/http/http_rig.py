@@ -28,7 +28,7 @@ CHAT, RAW = "/v1/chat/completions", "/v1/completions"
 
 def clean_env(**more):
     """Without what the caller's shell has set for the program, and without the models on this machine."""
-    return {**{k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}, "HF_HUB_CACHE": "/nonexistent", **more}
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}, "HF_HUB_CACHE": "/dev/null/none", **more}
 
 
 def is_sanitized():
