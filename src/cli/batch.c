@@ -46,6 +46,8 @@ struct lane {
     struct gen_stream *stream;
     mb_error why;                /* failed */
     int32_t n_completion;
+    size_t off, number;          /* of its line */
+    bool again;                  /* the engine had no place for it: to begin once more, when another has ended */
 };
 
 struct batch {
@@ -55,6 +57,7 @@ struct batch {
     struct api_env env;
     struct lane *lanes;
     int32_t n_lanes, n_running;
+    int32_t n_most;              /* lanes at work at once: fewer than n_lanes once the engine was full */
     size_t off, number;          /* of the next line */
     bool at_end;
     size_t n_answered, n_failed;
@@ -272,26 +275,40 @@ static void show_progress(struct batch *b)
     progress_set(&b->bar, todo ? (double)(b->n_answered + b->n_failed) / (double)todo : 1);
 }
 
+/* One line into a free lane: the one that it had, else the next of the file. *used false: no line is left, or it must wait. */
+static mb_status fill_lane(struct batch *b, struct lane *l, bool *used, mb_error *err)
+{
+    struct batch_line line;
+    size_t off = l->again ? l->off : b->off, number = l->again ? l->number : b->number, from = off, above = number;
+    bool again = l->again, later = false;
+    *used = false;
+    if (!batch_line_next(&b->files, &off, &number, &line)) {
+        b->at_end = true;
+        return MB_OK;
+    }
+    mb_status st = !again && batch_is_done(&b->files, &line) ? MB_OK : begin(b, &line, l, &later, err);
+    batch_line_free(&line);
+    MB_TRY(st);
+    l->off = from;
+    l->number = above;
+    l->again = later && again;
+    if (later) return MB_OK;
+    if (!again) {
+        b->off = off;
+        b->number = number;
+    }
+    show_progress(b);
+    *used = true;
+    return MB_OK;
+}
+
 /* Lines into lanes, until all of these are busy or no line is left. */
 static mb_status fill_lanes(struct batch *b, mb_error *err)
 {
-    for (int32_t i = 0; i < b->n_lanes && !b->at_end; i++) {
-        while (!b->lanes[i].used) {
-            struct batch_line line;
-            size_t off = b->off, number = b->number;
-            bool later = false;
-            if (!batch_line_next(&b->files, &off, &number, &line)) {
-                b->at_end = true;
-                break;
-            }
-            mb_status st = batch_is_done(&b->files, &line) ? MB_OK : begin(b, &line, &b->lanes[i], &later, err);
-            batch_line_free(&line);
-            MB_TRY(st);
-            if (later) return MB_OK;
-            b->off = off;
-            b->number = number;
-            show_progress(b);
-        }
+    for (int32_t i = 0; i < b->n_lanes; i++) {
+        bool used = true;
+        while (used && !b->lanes[i].used && b->n_running < b->n_most && (b->lanes[i].again || !b->at_end))
+            MB_TRY(fill_lane(b, &b->lanes[i], &used, err));
     }
     return MB_OK;
 }
@@ -313,6 +330,17 @@ static void take_event(struct lane *l, const struct gen_event *ev)
     buf_free(&none);
 }
 
+/* The engine's queue was full: fewer at once from now on, and this line when one of the others has ended. */
+static void wait_for_place(struct batch *b, struct lane *l)
+{
+    size_t off = l->off, number = l->number;
+    lane_close(b, l);
+    l->off = off;
+    l->number = number;
+    l->again = true;
+    b->n_most = b->n_running;
+}
+
 /* Everything that a lane has; its answer when that is all. */
 static mb_status drain(struct batch *b, struct lane *l, mb_error *err)
 {
@@ -320,6 +348,10 @@ static mb_status drain(struct batch *b, struct lane *l, mb_error *err)
     while (l->used && gen_next(l->stream, 0, &ev)) {
         take_event(l, &ev);
         if (ev.type != GEN_EV_DONE && ev.type != GEN_EV_ERROR) continue;
+        if (l->failed && l->why.code == MB_BUSY && b->n_running > 1) {
+            wait_for_place(b, l);
+            return MB_OK;
+        }
         mb_status st = l->failed ? write_failure(b, l->id, l->openai, l->req->dialect, &l->why, err) : write_answer(b, l, err);
         bool dead = l->failed && l->why.code == MB_ENGINE_DEAD;
         if (st == MB_OK && dead) st = mb_fail(err, MB_ENGINE_DEAD, "%s", l->why.text);
@@ -357,6 +389,7 @@ static mb_status run_with(struct batch *b, mb_engine *e, mb_error *err)
     b->env = (struct api_env){ .client = &b->client };
     b->n_lanes = b->client.info(b->client.ctx)->batch;
     if (b->n_lanes < 1) b->n_lanes = 1;
+    b->n_most = b->n_lanes;
     b->lanes = mb_calloc((size_t)b->n_lanes, sizeof *b->lanes);
     if (!b->lanes) return mb_fail(err, MB_NO_MEMORY, "no memory for %d requests", (int)b->n_lanes);
     b->t_begin_ns = clock_now_ns();

@@ -1,7 +1,8 @@
 /* batch_file.c: lines in, lines out, and what is done: see batch.h.
  *
  * OUT is only ever appended to, a line by one write. A crash can leave half a line at its end, which the next run cuts off; its
- * request is then answered again. Answers that failed on our side (status 500 and above) count as not done.
+ * request is then answered again; no other text is ever cut. Answers that failed on our side (status 429, 500 and above) count as
+ * not done.
  */
 #include "cli/batch.h"
 
@@ -155,9 +156,21 @@ static bool read_answer(const char *line, size_t len, char id[300], bool *final)
     if (json_read(&v, line, len, JSON_READ_ANY, NULL) != MB_OK) return false;
     const json_t *x = json_object_get(v, "custom_id"), *status = json_object_get(json_object_get(v, "response"), "status_code");
     bool ok = id_text(x ? x : json_object_get(v, "id"), id) && json_is_integer(status);
-    *final = ok && json_integer_value(status) < 500;
+    *final = ok && json_integer_value(status) < 500 && json_integer_value(status) != 429;
     json_decref(v);
     return ok;
+}
+
+/* Half a line of ours, or the hole that a crash leaves: all that may be cut off the end of a file. */
+static bool is_torn(const char *line, size_t len)
+{
+    static const char *const starts[] = { "{\"id\": ", "{\"custom_id\": " };
+    if (len > 0 && line[0] == '\0') return true;
+    for (size_t i = 0; i < 2; i++) {
+        size_t n = strlen(starts[i]);
+        if (memcmp(line, starts[i], len < n ? len : n) == 0) return true;
+    }
+    return false;
 }
 
 static mb_status take_answers(struct batch_files *b, const struct filemap *out, size_t *good_bytes, mb_error *err)
@@ -169,7 +182,7 @@ static mb_status take_answers(struct batch_files *b, const struct filemap *out, 
     *good_bytes = 0;
     while (next_line((const char *)out->data, out->size_bytes, &off, &number, &line, &len, &whole)) {
         bool ok = whole && read_answer(line, len, id, &final);
-        if (!ok && off == out->size_bytes) return MB_OK; /* torn */
+        if (!whole && is_torn(line, len)) return MB_OK;
         if (!ok)
             return mb_fail(err, MB_BAD_FORMAT, "%s: line %zu is no answer of a batch: name another --output, or remove that line",
                            b->out_path, number);

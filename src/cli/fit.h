@@ -12,7 +12,7 @@
 
 enum fit_measure {
     FIT_KNOWN,  /* what is kept, if it is fresh; never measure */
-    FIT_WANTED, /* measure when nothing fresh is kept (half a second, all threads) */
+    FIT_WANTED, /* measure when nothing fresh is kept (0.7 s, all threads) */
     FIT_ANEW    /* measure */
 };
 
@@ -40,6 +40,9 @@ mb_status fit_here_get(const struct store *s, const struct engine_load *load, en
 /* n_context <= 0: as much as is safe. s NULL: nothing is kept, nothing known. */
 mb_status fit_view_make(const struct store *s, const struct engine_load *load, const char *path, int32_t n_context,
                         enum fit_measure how, struct fit_view *out, mb_error *err);
+/* The same from what is known of the machine. */
+mb_status fit_view_of(const struct store *s, const struct engine_load *load, const char *path, int32_t n_context,
+                      const struct fit_here *here, struct fit_view *out, mb_error *err);
 /* Keep the decode rate of one request alone, with what fit says beside it (REG-129). */
 mb_status fit_decode_keep(const struct store *s, const struct engine_load *load, const char *path, double tokens_per_s,
                           int32_t n_context, mb_error *err);
@@ -49,7 +52,8 @@ void fit_view_json(const struct fit_view *v, bool with_skus, const char *more, s
 
 /* --- serve_fit.c: what serve knows of the model it runs --- */
 struct serve_fit; /* opaque */
-/* Strings of load and the engine are borrowed until serve_fit_close, which keeps the rate that was measured. NULL: no memory. */
+/* Strings of load and the engine are borrowed until serve_fit_close, which keeps the rate that was measured. NULL: it
+ * cannot be had, which a warning says. */
 struct serve_fit *serve_fit_open(const struct flags *f, const char *path, mb_engine *e);
 void serve_fit_close(struct serve_fit *s);
 mb_status serve_fit_json(void *serve_fit, struct buf *out, mb_error *err);

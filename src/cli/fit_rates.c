@@ -157,10 +157,18 @@ static void find_measured(const struct store *s, const struct engine_load *load,
 mb_status fit_view_make(const struct store *s, const struct engine_load *load, const char *path, int32_t n_context,
                         enum fit_measure how, struct fit_view *out, mb_error *err)
 {
+    struct fit_here here;
+    MB_TRY(fit_here_get(s, load, how, &here, err));
+    return fit_view_of(s, load, path, n_context, &here, out, err);
+}
+
+mb_status fit_view_of(const struct store *s, const struct engine_load *load, const char *path, int32_t n_context,
+                      const struct fit_here *here, struct fit_view *out, mb_error *err)
+{
     memset(out, 0, sizeof *out);
     out->path = path;
+    out->here = *here;
     MB_TRY(fit_model_read(&out->model, load, err));
-    MB_TRY(fit_here_get(s, load, how, &out->here, err));
     fit_report_make(&out->report, &out->model, &out->here.rates, n_context);
     out->context_tokens = out->report.max_safe_context;
     out->typical_context = out->context_tokens < FIT_TYPICAL_CONTEXT ? out->context_tokens : FIT_TYPICAL_CONTEXT;

@@ -1,6 +1,6 @@
 /* serve_fit.c: /fit of the running model. The plan is the one of `mlx-bun fit`, with what the engine decided at load as the memory
- * that may be used. The machine is measured when /fit is first asked for and nothing is kept: not at the start, which would take
- * longer for it. What requests that ran alone were decoded at is kept when the server ends, and shown before. */
+ * that may be used. The machine is measured when /fit is first asked for, nothing is kept and no request runs: not at the start, which
+ * would take longer for it, and not beside others, which would spoil both. What requests that ran alone were decoded at is kept when the server ends, and shown before. */
 #include <pthread.h>
 #include <string.h>
 
@@ -20,6 +20,7 @@ struct serve_fit {
     const char *path;
     mb_engine *engine;
     struct fit_here here;   /* what was known at the start */
+    struct fit_here seen;   /* what is known, for /fit; under lock */
     pthread_mutex_t lock;   /* one measurement at a time */
 };
 
@@ -68,16 +69,29 @@ void serve_fit_close(struct serve_fit *s)
     mb_free(s);
 }
 
+/* What is known of the machine, measured when that is possible now. */
+static mb_status look(struct serve_fit *s, const struct engine_stats *e, struct fit_here *out, mb_error *err)
+{
+    mb_status st = MB_OK;
+    pthread_mutex_lock(&s->lock);
+    if (s->seen.rates.read_bytes_s <= 0)
+        st = fit_here_get(s->has_store ? &s->store : NULL, &s->load, e->active_rows > 0 ? FIT_KNOWN : FIT_WANTED, &s->seen, err);
+    *out = s->seen;
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
 mb_status serve_fit_json(void *serve_fit, struct buf *out, mb_error *err)
 {
     struct serve_fit *s = serve_fit;
     struct engine_stats e;
+    struct fit_here here;
     struct fit_view *v = mb_calloc(1, sizeof *v);
     if (!v) return mb_fail(err, MB_NO_MEMORY, "no memory for the report");
-    pthread_mutex_lock(&s->lock);
-    mb_status st = fit_view_make(s->has_store ? &s->store : NULL, &s->load, s->path, 0, FIT_WANTED, v, err);
-    pthread_mutex_unlock(&s->lock);
-    if (st == MB_OK && measured_now(s, &e))
+    bool measured = measured_now(s, &e);
+    mb_status st = look(s, &e, &here, err);
+    if (st == MB_OK) st = fit_view_of(s->has_store ? &s->store : NULL, &s->load, s->path, 0, &here, v, err);
+    if (st == MB_OK && measured)
         v->measured = (struct decode_measure){ .tokens_per_s = e.alone_tokens_per_s, .n_context = e.alone_context,
                                                .at_ms = clock_unix_ms() };
     if (st == MB_OK) fit_view_json(v, true, "", out);

@@ -34,6 +34,7 @@ static mb_status item_source_packed(struct conv *c, struct conv_item *it, const 
     if (it->from.mode != QUANT_AFFINE)
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s: only affine codes and floats are converted; this checkpoint runs as it is",
                        w->name);
+    if (w->n_dim < 2) return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes in %d dims, wanted 2 or 3", w->name, w->n_dim);
     if (!it->scales || !it->biases || !is_float(it->scales->dtype) || it->biases->dtype != it->scales->dtype)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes, but has no scales and biases beside it", w->name);
     it->n_in = w->shape[w->n_dim - 1] * 32 / it->from.bits;
@@ -123,7 +124,11 @@ static mb_status experts_add(struct conv *c, const struct conv_expert *e, mb_err
     size_t n = (size_t)c->spec.layers[e->layer].n_expert;
     if ((size_t)e->i_expert >= n)
         return mb_fail(err, MB_BAD_FORMAT, "%s: layer %d has an expert %d, config.json says %zu", c->src_dir, e->layer, e->i_expert, n);
-    if (e->i_expert > 0) return MB_OK;
+    if (e->i_expert > 0) { /* they come with the first, which must be there then */
+        char first[256];
+        if (checkpoint_find(c->ckpt, conv_expert_source(c, e, 0, first, sizeof first))) return MB_OK;
+        return mb_fail(err, MB_NOT_FOUND, "tensor %s is missing from the checkpoint", first);
+    }
     const struct tensor_view **src = arena_alloc_array(&c->arena, n, sizeof *src);
     const char *name = conv_expert_target(c, e);
     if (!src || !name) return no_memory(c, err);
@@ -142,7 +147,7 @@ static mb_status published_add(struct conv *c, const struct conv_expert *e, cons
 {
     size_t n = (size_t)c->spec.layers[e->layer].n_expert;
     int n_parts = e->i_part == 0 ? 2 : 1;
-    if (t->n_dim != 3 || !is_float(t->dtype) || (size_t)t->shape[0] != n || t->shape[1] % n_parts != 0)
+    if (n == 0 || t->n_dim != 3 || !is_float(t->dtype) || (size_t)t->shape[0] != n || t->shape[1] % n_parts != 0)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s: wanted floats of three dims for %zu experts", t->name, n);
     for (int p = 0; p < n_parts; p++) {
         struct conv_expert part = { e->layer, 0, e->i_part + p };

@@ -68,6 +68,15 @@ static mb_status paths_make(struct out_folder *o, const char *target, mb_error *
     return MB_OK;
 }
 
+/* An empty folder is replaced by rename() in the end, which cannot take the place of a mount point or of "."; nor can rmdir(), so
+ * that hours of work are not begun in vain. */
+static mb_status target_make_way(const struct out_folder *o, mode_t mode, mb_error *err)
+{
+    if (rmdir(o->target) != 0)
+        return mb_fail(err, MB_INVALID, "%.400s cannot be replaced (%s); name a folder that does not exist yet", o->target, strerror(errno));
+    return mkdir(o->target, mode & 07777) == 0 ? MB_OK : mb_fail_errno(err, "cannot make", o->target);
+}
+
 /* Missing, or an empty folder. */
 static mb_status target_check(const struct out_folder *o, mb_error *err)
 {
@@ -76,7 +85,7 @@ static mb_status target_check(const struct out_folder *o, mb_error *err)
     int fd = S_ISDIR(st.st_mode) ? open(o->target, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     bool free_to_take = fd >= 0 && faccessat(fd, MARK, F_OK, 0) != 0 && is_ours(fd);
     if (fd >= 0) close(fd);
-    if (free_to_take) return MB_OK;
+    if (free_to_take) return target_make_way(o, st.st_mode, err);
     return mb_fail(err, MB_INVALID, "%.400s exists already; name another folder or remove it", o->target);
 }
 
@@ -124,23 +133,21 @@ void out_folder_abort(struct out_folder *o)
 }
 
 /* rename() takes the place of an empty folder and refuses any other. The folder's own entries are on disk before; the mark goes
- * last, so that a folder without the new name is known as ours at any moment. */
+ * last, so that a folder without the new name is known as ours at any moment. What is whole but for its name is kept. */
 mb_status out_folder_publish(struct out_folder *o, mb_error *err)
 {
     mb_status st = MB_OK;
-    if (fsync(o->fd) != 0) st = mb_fail_errno(err, "cannot write", o->part);
-    else if (rename(o->part, o->target) != 0)
-        st = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR
-                 ? mb_fail(err, MB_INVALID, "%.400s exists already; name another folder or remove it", o->target)
-                 : mb_fail_errno(err, "cannot rename to", o->target);
-    if (st != MB_OK) {
+    if (fsync(o->fd) != 0) {
+        st = mb_fail_errno(err, "cannot write", o->part);
         out_folder_abort(o);
         return st;
     }
+    if (rename(o->part, o->target) != 0)
+        st = mb_fail(err, MB_IO, "%.300s cannot get that name (%s); the result is whole in %.300s", o->target, strerror(errno), o->part);
     unlinkat(o->fd, MARK, 0);
     close(o->fd);
     o->fd = -1;
-    return MB_OK;
+    return st;
 }
 
 /* --- what goes in --- */
@@ -234,7 +241,9 @@ static mb_status text_visit(const struct out_folder *o, const char *src_dir, con
     char from[PATH_MAX], to[PATH_MAX];
     struct stat st;
     MB_TRY(path_join(from, sizeof from, src_dir, name, err));
-    if (!is_copied(name) || stat(from, &st) != 0 || !S_ISREG(st.st_mode)) return MB_OK;
+    if (!is_copied(name)) return MB_OK;
+    if (stat(from, &st) != 0) return mb_fail_errno(err, "cannot look at", from);
+    if (!S_ISREG(st.st_mode)) return MB_OK;
     *sum += (uint64_t)st.st_size;
     if (!o) return MB_OK;
     MB_TRY(path_join(to, sizeof to, o->part, name, err));
@@ -247,7 +256,8 @@ mb_status out_folder_copy_texts(const struct out_folder *o, const char *src_dir,
     mb_status st = MB_OK;
     DIR *d = opendir(src_dir);
     if (!d) return mb_fail_errno(err, "cannot read the folder", src_dir);
-    for (struct dirent *e; st == MB_OK && (e = readdir(d));) st = text_visit(o, src_dir, e->d_name, &sum, err);
+    for (struct dirent *e; st == MB_OK && (errno = 0, e = readdir(d));) st = text_visit(o, src_dir, e->d_name, &sum, err);
+    if (st == MB_OK && errno != 0) st = mb_fail_errno(err, "cannot read the folder", src_dir);
     closedir(d);
     if (bytes) *bytes = sum;
     return st;

@@ -1,8 +1,8 @@
 /* out_folder.h: the folder that a conversion writes: whole or absent.
  *
  * Everything goes into OUT.part beside the target, which gets the target's name at the end. A process that dies leaves
- * OUT.part with a mark in it and without config.json, so that nothing takes it for a model; the next conversion to the
- * same target takes it over and begins anew. Two at once: the second is refused (a lock on the folder).
+ * OUT.part with a mark in it; config.json is written last, so that nothing takes what is not whole for a model. The next
+ * conversion to the same target takes it over and begins anew. Two at once: the second is refused (a lock on the folder).
  */
 #ifndef CONVERT_OUT_FOLDER_H
 #define CONVERT_OUT_FOLDER_H

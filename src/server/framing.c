@@ -3,7 +3,7 @@
  *
  * The library hands headers out as C strings that lie where they were read, so a NUL hides what is behind it in its line, and a
  * line that begins with one, or with a colon, ends the headers for it. Between a value and the next name (or the end of all
- * headers) there must be line ends alone, zeroed by the library, and blanks. A line that was folded lies elsewhere and fails too.
+ * headers), and in front of the first name, there must be line ends alone, zeroed by the library, and blanks. A line that was folded lies elsewhere and fails too.
  */
 #include <string.h>
 #include <strings.h>
@@ -34,7 +34,7 @@ static bool only_line_ends(const char *from, const char *to, int n_most)
 
 void census_add(struct header_census *c, const char *key, size_t key_len, const char *value, size_t value_len)
 {
-    if (!is_name(key, key_len) || !value || (c->end && !only_line_ends(c->end, key, 2))) c->malformed = true;
+    if (!is_name(key, key_len) || !value || !only_line_ends(c->end, key, 2)) c->malformed = true;
     if (value) c->end = value + value_len;
     if (strcasecmp(key, "Host") == 0) c->n_hosts++;
     if (strcasecmp(key, "Content-Length") == 0) c->n_lengths++;
@@ -43,7 +43,7 @@ void census_add(struct header_census *c, const char *key, size_t key_len, const 
 
 const char *census_fault(const struct header_census *c, const char *end, const char *version)
 {
-    bool whole = !c->end || (end && only_line_ends(c->end, end, 4));
+    bool whole = end && only_line_ends(c->end, end, 4);
     if (strncmp(version, "HTTP/1.", 7) != 0) return "the request line is not METHOD PATH HTTP/1.1";
     if (c->malformed || !whole) return "a header is not of the form NAME: VALUE";
     if (c->n_lengths > 1) return "more than one Content-Length header";

@@ -198,7 +198,7 @@ static bool check_body(struct http_exchange *x, size_t len, bool known)
 static void check_headers(struct http_exchange *x, const char *method, const char *path, const char *version, size_t len,
                           bool known)
 {
-    struct header_census n = { 0 };
+    struct header_census n = { .end = version + strlen(version) };
     const char *host = header(x, "Host"), *expect = header(x, "Expect");
     MHD_get_connection_values_n(x->mhd, MHD_HEADER_KIND, count_header, &n);
     const char *trace = header(x, "x-mlx-bun-trace-id");

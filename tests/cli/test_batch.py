@@ -133,7 +133,7 @@ def test_a_run_goes_on_where_it_ended(batch):
         assert batch.out.read_bytes().startswith(kept)
         assert batch.by_id().keys() == {f"q{i}" for i in range(6)}
         assert sorted(a["text"] for a in batch.answers()) == sorted(json.loads(r)["text"] for r in rows)
-    failed = {"id": "q5", "response": {"status_code": 503, "body": {}}, "error": {"code": "x", "message": "y"}}
+    failed = {"id": "q5", "response": {"status_code": 429, "body": {}}, "error": {"code": "x", "message": "y"}}
     refused = {"id": "q4", "response": {"status_code": 400, "body": {}}, "error": {"code": "x", "message": "y"}}
     batch.out.write_bytes(b"".join(rows[:4]) + json.dumps(failed).encode() + b"\n" + json.dumps(refused).encode() + b"\n")
     done = {json.loads(r)["id"] for r in rows[:4]}
@@ -149,6 +149,10 @@ def test_what_is_refused(batch):
     batch.out.write_text("no answer\n" + json.dumps({"id": 1, "response": {"status_code": 200}}) + "\n")
     before = batch.out.read_bytes()
     assert "line 1" in batch.run(status=4).stderr and batch.out.read_bytes() == before
+    for foreign in (b"my notes\n", b"my notes", b'{"id": 1}\n', b'{"model_type": "llama"}', batch.out.read_bytes()[10:] + b"x\n"):
+        batch.out.write_bytes(foreign)  # what is no answer is never cut off
+        assert "is no answer" in batch.run(status=4).stderr and batch.out.read_bytes() == foreign
+    batch.out.unlink(missing_ok=True)
     source = batch.source.read_bytes()
     assert "one file" in run("generate", LLAMA, "--batch-file", batch.source, "--output", batch.source, status=2).stderr
     assert batch.source.read_bytes() == source
@@ -160,6 +164,14 @@ def test_what_is_refused(batch):
         import fcntl
         fcntl.flock(f, fcntl.LOCK_EX)
         assert "another process" in batch.run(status=11).stderr
+
+
+def test_more_choices_than_the_queue_takes(batch):
+    """Lines for which the engine has no place are asked again, not answered as refused."""
+    batch.write(*({"id": i, "prompt": f"say {i}", "max_tokens": 2, "n": 8} for i in range(24)))
+    batch.run("--batch", "24")
+    assert batch.by_id().keys() == set(range(24))
+    assert all(a["response"]["status_code"] == 200 for a in batch.answers())
 
 
 def test_standard_input_and_empty_files(batch):

@@ -190,6 +190,14 @@ def test_wishes_are_said(tmp_path):
     assert (tmp_path / "mlx_model/config.json").exists()
     p = run("convert", src, "-q", ok=False, cwd=tmp_path)
     assert p.returncode == 2 and "mlx_model exists already" in p.stderr
+    (tmp_path / "here").mkdir()
+    for target, cwd in ((".", tmp_path / "here"), ("here/.", tmp_path)):
+        p = run("convert", src, "-q", "--mlx-path", target, ok=False, cwd=cwd)
+        assert p.returncode == 2 and "cannot be replaced" in p.stderr
+    (src / "tokenizer_config.json").unlink(missing_ok=True)
+    (src / "tokenizer_config.json").symlink_to("../blobs/gone")
+    p = run("convert", src, "-q", "--mlx-path", "here", ok=False, cwd=tmp_path)
+    assert p.returncode != 0 and "tokenizer_config.json" in p.stderr and not list((tmp_path / "here").iterdir())
 
 
 def test_numbers_that_are_none(tmp_path):

@@ -302,6 +302,15 @@ def test_smuggling(victim, headers, body):
     assert set(statuses) <= {b"400", b"413", b"501"}, answer  # the smuggled request would be 404
 
 
+@pytest.mark.parametrize("line", [b" HTTP/1.1\r\n\0Host: localhost\r\n", b" HTTP/1.1\0x\r\nHost: localhost\r\n",
+                                  b" HTTP/1.1\r\n: x\r\nHost: localhost\r\n"])
+def test_smuggling_in_front_of_the_first_header(victim, line):
+    with victim.connect() as c:
+        push(c, b"POST " + RAW.encode() + line + LENGTH + b"\r\n" + BODY + SMUGGLED)
+        answer = drain(c)
+    assert set(re.findall(rb"HTTP/1\.[01] (\d+) ", answer)) <= {b"400"}, answer
+
+
 @pytest.mark.parametrize("host", [b"localhost\0.example.com", b"\0", b"localhost\0\0\0\0evil", b"localhost\r\n evil", b"localhost@evil",
                                   b"localhost evil"])
 def test_host_with_nul(victim, host):
