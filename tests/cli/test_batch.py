@@ -159,7 +159,7 @@ def test_what_is_refused(batch):
     assert "--output" in run("generate", LLAMA, "--batch-file", batch.source, status=2).stderr
     assert "--prompt" in run("generate", LLAMA, "--batch-file", batch.source, "--output", batch.out, "--prompt", "x", status=2).stderr
     assert run("generate", LLAMA, "--batch-file", batch.source.with_name("none"), "--output", batch.out, status=3).stderr
-    batch.out.unlink()
+    batch.out.unlink(missing_ok=True)
     with open(batch.out, "w") as f:
         import fcntl
         fcntl.flock(f, fcntl.LOCK_EX)
@@ -178,7 +178,7 @@ def test_standard_input_and_empty_files(batch):
     p = run("generate", LLAMA, "--batch-file", "-", "--output", batch.out, *GREEDY, stdin=json.dumps({"id": 1, "prompt": "hello"}))
     assert "1 answered" in p.stderr and batch.by_id()[1]["text"]
     batch.source.write_text("")
-    batch.out.unlink()
+    batch.out.unlink(missing_ok=True)
     assert "0 lines" in batch.run().stderr and batch.out.read_bytes() == b""
     assert run("generate", LLAMA, "--output", batch.out, "--prompt", "hello", *GREEDY).stderr.count("--output") == 1  # ignored, said so
 
