@@ -30,12 +30,18 @@ static void fill_info(const struct model_spec *s, struct engine_loaded *info)
     }
 }
 
+/* Bytes that weights, scratch and pages may take when nobody has said how many. */
+static size_t usable_now(void)
+{
+    return engine_memory_available() / 10 * 9;
+}
+
 /* usable -> pool: one pool for all rows, fixed now (design.md section 3). info is complete also when the model does not fit. */
 static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind *kinds, int32_t n_kinds,
                              struct engine_loaded *info, mb_error *err)
 {
     size_t fixed = info->weight_bytes + info->scratch_bytes;
-    info->usable_bytes = opt->memory_budget_bytes ? opt->memory_budget_bytes : engine_memory_available() / 10 * 9;
+    info->usable_bytes = opt->memory_budget_bytes ? opt->memory_budget_bytes : usable_now();
     for (int i = 0; i < n_kinds; i++)
         if (kinds[i].type == KIND_FULL) info->kv_bytes_per_token += kinds[i].page_bytes / KV_PAGE_TOKENS;
     if (info->usable_bytes <= fixed + kv_pages_bytes(kinds, n_kinds, POOL_MIN_TOKENS))
@@ -141,11 +147,13 @@ mb_status engine_load(struct engine **out, const struct engine_load *opt, struct
     struct device *dev;
     struct model *m;
     struct stepper stepper;
+    struct engine_load before = *opt; /* what is free is looked at while the weights do not take of it yet */
     *out = NULL;
     memset(info, 0, sizeof *info);
+    if (!before.memory_budget_bytes) before.memory_budget_bytes = usable_now();
     MB_TRY(open_model(opt, &ops, &dev, &m, info, err));
     const struct plan *p = model_plan_get(m);
-    mb_status st = plan_memory(opt, p->kinds, p->n_kinds, info, err);
+    mb_status st = plan_memory(&before, p->kinds, p->n_kinds, info, err);
     if (st == MB_OK) st = stepper_from_model(&stepper, m, err);
     if (st != MB_OK) {
         model_close(m);

@@ -244,7 +244,6 @@ static void touch_path(struct prefix_tree *t, struct tree_node *deepest)
 struct tree_node *tree_claim_known(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t n, int32_t *covered)
 {
     struct tree_node *deepest = NULL;
-    t->tick++;
     for (*covered = 0; *covered < n;) {
         int32_t common, first = *covered;
         struct tree_run r = { key, v, first, n - first < KV_PAGE_TOKENS ? n - first : KV_PAGE_TOKENS };
@@ -264,6 +263,7 @@ void prefix_tree_publish(struct prefix_tree *t, uint64_t key, const struct symbo
 {
     if (t->cap_bytes == 0) return;
     int32_t covered;
+    t->tick++; /* what is touched from here on, with the states that follow, does not push itself out */
     struct tree_node *last = tree_claim_known(t, key, v, n, &covered);
     for (struct tree_node *c = last; c; c = c->parent) {
         int32_t first = c->depth * KV_PAGE_TOKENS, len = n - first < KV_PAGE_TOKENS ? n - first : KV_PAGE_TOKENS;
@@ -317,6 +317,9 @@ bool prefix_tree_reclaim(struct prefix_tree *t, const int64_t need[KV_MAX_KINDS]
         if (n->n_children == 0 && !node_is_held(t, n)) node_drop(t, n);
         n = before;
     }
+    /* Copies of states on the way of those who hold the rest: they cost time, not results. */
+    for (n = leaves ? t->lru_tail : NULL; n; n = n->lru_prev)
+        while (n->n_snaps > 0 && !kv_pool_has_room(t->kv, need, false)) tree_snap_drop(t, n, 0);
     return kv_pool_has_room(t->kv, need, false);
 }
 

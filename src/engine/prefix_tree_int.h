@@ -24,7 +24,7 @@ size_t tree_page_bytes(const struct prefix_tree *t, int32_t i_kind);
 void tree_snap_drop(struct prefix_tree *t, struct tree_node *n, int i);
 bool tree_room_under_cap(struct prefix_tree *t, size_t more);
 /* Deepest node that agrees with the first n symbols, wholly or up to its own end; all of the way becomes most recent and is safe
- * from tree_room_under_cap until the next claim. *covered: symbols that agree. */
+ * from tree_room_under_cap until the next publish. *covered: symbols that agree. */
 struct tree_node *tree_claim_known(struct prefix_tree *t, uint64_t key, const struct symbol_view *v, int32_t n, int32_t *covered);
 
 /* prefix_state.c: the largest h' <= h at which t->path (nodes that agree with v up to h) has a state of kind k, 0 = none. A node

@@ -272,7 +272,7 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
     if (st == MB_OK) {
         /* The plan needs the tables' addresses only as values; none is read. */
         m->ropes = arena_alloc_array(&m->arena, (size_t)m->spec.n_ropes, sizeof *m->ropes);
-        st = plan_build(m, err);
+        st = m->ropes || m->spec.n_ropes == 0 ? plan_build(m, err) : mb_fail(err, MB_NO_MEMORY, "out of memory");
     }
     if (st == MB_OK) {
         out->scratch_bytes = m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt);

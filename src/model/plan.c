@@ -81,6 +81,7 @@ static void add_inputs(struct writer *w, struct plan_step *step, const char *nam
                        bool per_draw, buf_id copy, buf_id *in_of)
 {
     int n_out = 0;
+    for (int i = 0; i < n; i++) in_of[i] = -1;
     for (int i = 0; i < n; i++) {
         buf_id b = add_buf(w, name, BUF_ACT, x[i]->k, weight_group(w, x[i]), per_draw);
         if (b >= 0 && w->p->max_lora_rank > 0) w->p->bufs[b].copy = copy;

@@ -53,7 +53,7 @@ enum step_op {
 };
 
 #define PLAN_MAX_PARTS 4 /* weights of one linear group */
-#define PLAN_MAX_OUTS 3  /* linear inputs that one step writes */
+#define PLAN_MAX_OUTS 5  /* linear inputs that one step writes: one for each group (0, 16, 32, 64, 128) */
 #define PLAN_MAX_BUFS 64
 #define PLAN_MAX_BOUNDARY 8
 

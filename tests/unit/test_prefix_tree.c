@@ -262,6 +262,53 @@ static void test_states_under_the_cap(void **state)
     fx_close(&f);
 }
 
+/* States pages apart under a cap that they reach: they push out each other, never the run that they stand on. */
+static void test_states_keep_their_run(void **state)
+{
+    static const int32_t at[] = { 64, 128, 192, 256, 299 };
+    struct fx f;
+    int32_t a[300];
+    fx_open(&f, states, 2, 5 * (4096 + sizeof(struct tree_node)) + 3 * 8192);
+    counting(a, 300, 0);
+    publish(&f, 0, a, 300, 0);
+    for (int i = 0; i < 5; i++) {
+        struct symbol_view v = { NULL, 0, a };
+        int32_t page = kv_page_alloc(&f.kv, 1);
+        prefix_tree_add_state(&f.tree, 0, &v, at[i], 1, page);
+        kv_page_unref(&f.kv, 1, page);
+        assert_sound(&f);
+    }
+    assert_int_equal(find(&f, 0, a, 300), 299);
+    fx_close(&f);
+}
+
+/* A pool that running sequences fill: their copies of states are given back, whose nodes they hold. */
+static void test_states_are_given_back(void **state)
+{
+    struct fx f;
+    int32_t a[300];
+    int64_t need[KV_MAX_KINDS] = { 0 };
+    fx_open(&f, states, 2, 4 << 20);
+    counting(a, 300, 0);
+    publish(&f, 0, a, 300, 0);
+    for (int32_t n = 64; n <= 256; n += 64) add_state(&f, a, n);
+    int32_t held[4096], n_held = 0, page;
+    while ((page = kv_page_alloc(&f.kv, 1)) >= 0 && n_held < 4096) held[n_held++] = page;
+    need[1] = 1;
+    struct tree_hit hit;
+    struct symbol_view v = { NULL, 0, a };
+    prefix_tree_find(&f.tree, 0, &v, 300, NULL, 0, &hit);
+    assert_int_equal(hit.n, 256);
+    for (int32_t j = 0; j < 4; j++) kv_page_ref(&f.kv, 0, hit.path[j]->page[0]);
+    int32_t pages[4];
+    for (int32_t j = 0; j < 4; j++) pages[j] = hit.path[j]->page[0];
+    assert_true(prefix_tree_reclaim(&f.tree, need, true));
+    assert_sound(&f);
+    for (int32_t j = 0; j < 4; j++) kv_page_unref(&f.kv, 0, pages[j]);
+    while (n_held > 0) kv_page_unref(&f.kv, 1, held[--n_held]);
+    fx_close(&f);
+}
+
 /* Least recently used leaf first, under the cap; a leaf that a sequence holds gives nothing and stays. */
 static void test_lru_and_cap(void **state)
 {
@@ -343,6 +390,8 @@ int main(void)
         cmocka_unit_test(test_states),
         cmocka_unit_test(test_states_of_siblings),
         cmocka_unit_test(test_states_under_the_cap),
+        cmocka_unit_test(test_states_keep_their_run),
+        cmocka_unit_test(test_states_are_given_back),
         cmocka_unit_test(test_lru_and_cap),
         cmocka_unit_test(test_random_against_brute_force),
         cmocka_unit_test(test_symbols_instead_of_ids),
