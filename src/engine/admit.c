@@ -244,6 +244,8 @@ static void queue_remove(struct engine *e, struct run *r, bool to_running)
     if (to_running) {
         r->next = e->running;
         e->running = r;
+        /* Its slot is taken now, not when gauges are published next: who submits meanwhile counts idle slots. */
+        if (!method_get(r->job->method)->beside) e->published.active_rows++;
     }
     pthread_mutex_unlock(&e->lock);
 }

@@ -505,9 +505,10 @@ mb_status http_start(struct server *s, mb_error *err)
 
 void http_quiesce(struct server *s)
 {
-    int fd = MHD_quiesce_daemon(s->daemon);
-    if (fd >= 0) close(fd);
-    s->listen_fd = -1;
+    /* Nobody is let in from here on. The descriptor stays until the daemon's thread is gone (listen_close), which may still take it
+     * out of its epoll set. */
+    MHD_socket fd = MHD_quiesce_daemon(s->daemon);
+    if (fd >= 0) shutdown(fd, SHUT_RDWR);
 }
 
 void http_stop(struct server *s)
