@@ -272,10 +272,7 @@ static void test_states_keep_their_run(void **state)
     counting(a, 300, 0);
     publish(&f, 0, a, 300, 0);
     for (int i = 0; i < 5; i++) {
-        struct symbol_view v = { NULL, 0, a };
-        int32_t page = kv_page_alloc(&f.kv, 1);
-        prefix_tree_add_state(&f.tree, 0, &v, at[i], 1, page);
-        kv_page_unref(&f.kv, 1, page);
+        add_state(&f, a, at[i]);
         assert_sound(&f);
     }
     assert_int_equal(find(&f, 0, a, 300), 299);
@@ -299,9 +296,8 @@ static void test_states_are_given_back(void **state)
     struct symbol_view v = { NULL, 0, a };
     prefix_tree_find(&f.tree, 0, &v, 300, NULL, 0, &hit);
     assert_int_equal(hit.n, 256);
-    for (int32_t j = 0; j < 4; j++) kv_page_ref(&f.kv, 0, hit.path[j]->page[0]);
     int32_t pages[4];
-    for (int32_t j = 0; j < 4; j++) pages[j] = hit.path[j]->page[0];
+    for (int32_t j = 0; j < 4; j++) kv_page_ref(&f.kv, 0, pages[j] = hit.path[j]->page[0]);
     assert_true(prefix_tree_reclaim(&f.tree, need, true));
     assert_sound(&f);
     for (int32_t j = 0; j < 4; j++) kv_page_unref(&f.kv, 0, pages[j]);
