@@ -295,7 +295,9 @@ def test_broken_connections_and_503_are_tried_again(hub, store):
     hub.fault("model-00003-of-00003.safetensors", "cut", 900, times=1)
     text = store.run("get", "org/cut", "--retries", "0", status=7).stderr
     assert "sent 900 of" in text
-    assert [p.stat().st_size for p in store.partials("org/cut")] == [900]
+    cut = digest_of("model-00003-of-00003.safetensors", files["model-00003-of-00003.safetensors"])
+    sizes = {p.name.split(".")[0]: p.stat().st_size for p in store.partials("org/cut")}
+    assert sizes[cut] == 900  # another file's may be there: it was under way when this one failed
 
 
 @pytest.mark.parametrize("kind, text", [("short", "sent 5"), ("flip", "the sha256 is"), ("html", "HTML page"),
