@@ -62,7 +62,7 @@ class Server:
 
     def __exit__(self, *_):
         self.p.kill()
-        self.p.wait(timeout=60)
+        self.p.wait(timeout=300)
         self.p.stdout.close()
 
     def post(self, body, path="/v1/completions"):

@@ -63,14 +63,14 @@ class Server:
     def stop(self):
         self.p.kill()
         self.p.stdout.close()
-        self.p.wait(timeout=60)
-        self.reader.join(timeout=60)
+        self.p.wait(timeout=300)
+        self.reader.join(timeout=300)
 
     @property
     def err(self):
         return "".join(self.lines)
 
-    def warned(self, *texts, within=30):
+    def warned(self, *texts, within=300):
         """Whether stderr has said every text: another thread reads that pipe, so it may come after the card."""
         end = time.monotonic() + within
         while not all(t in self.err for t in texts) and time.monotonic() < end:
@@ -78,7 +78,7 @@ class Server:
         return all(t in self.err for t in texts)
 
     def get(self, path, headers=None):
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers or {}), timeout=60) as f:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers or {}), timeout=300) as f:
             return json.load(f)
 
     def post(self, body, path="/v1/chat/completions", headers=None):
@@ -261,8 +261,8 @@ def test_row_port_default():
         if s.url:
             assert s.url == "http://127.0.0.1:8080"
         else:
-            s.p.wait(timeout=60)
-            s.reader.join(timeout=60)
+            s.p.wait(timeout=300)
+            s.reader.join(timeout=300)
             assert "8080" in s.err and s.p.returncode == 7
     finally:
         s.stop()
@@ -273,7 +273,7 @@ def test_row_unix(tmp_path, base):
     path = str(tmp_path / "s.sock")
     with Server("--unix", path, "--host", "203.0.113.1", "--port", "1", port=False) as s:
         assert f"socket   {path}" in s.card
-        c = http.client.HTTPConnection("localhost", timeout=60)
+        c = http.client.HTTPConnection("localhost", timeout=300)
         c.sock = socket.socket(socket.AF_UNIX)
         c.sock.connect(path)
         c.request("POST", "/v1/chat/completions", json.dumps(SAMPLED), {"content-type": "application/json"})

@@ -65,10 +65,10 @@ class Server:
                 self.port = int(found[2])
                 break
         else:
-            self.process.wait(30)
+            self.process.wait(300)
             raise RuntimeError("the server ended before it was ready: " + self.stderr())
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120, trust_env=False)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while True:  # API-017: ready when the models are listed
             try:
                 if self.http.get("/v1/models").status_code in (200, 401):
@@ -147,7 +147,7 @@ class Server:
         assert self.get("/health").text == '{"status": "ok"}'
         self.raw(max_tokens=1)
 
-    def wait_idle(self, seconds=20):
+    def wait_idle(self, seconds=120):
         end = time.monotonic() + seconds
         while True:
             s = self.stats()

@@ -175,7 +175,7 @@ def test_b044_lines_while_waiting(long_model):
         while s.stats()["batch"]["active_rows"] == 0 or s.stats()["batch"]["submitted_rows"] < 3:
             time.sleep(0.01)
         second.sendall(rig.request(RAW, {"prompt": "b", "ignore_eos": True, "max_tokens": 5, "stream": True}))
-        second.settimeout(8)
+        second.settimeout(120)
         status, headers, data = rig.read_head(second)
         while b"\n\n" not in data:
             data += second.recv(1000)
@@ -211,14 +211,14 @@ def test_b047_expect():
                     f"Content-Length: {n}\r\n\r\n").encode()
 
         with s.connect() as c:
-            c.settimeout(10)
+            c.settimeout(120)
             c.sendall(head())
             assert rig.read_head(c)[0] == 100
             c.sendall(body)
             assert rig.read_answer(c)[0] == 200
         for h, want in ((head(key="wrong"), 401), (head("/nope"), 404), (head(n=300 << 20), 413)):
             with s.connect() as c:
-                c.settimeout(10)
+                c.settimeout(120)
                 c.sendall(h)
                 assert rig.read_answer(c)[0] == want
         assert s.post(RAW, {"prompt": "a", "max_tokens": 1}, headers={"x-api-key": "secret"}).status_code == 200

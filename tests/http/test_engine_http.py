@@ -50,7 +50,7 @@ class Server:
 
     def __exit__(self, *_):
         self.p.kill()
-        self.p.wait(timeout=60)
+        self.p.wait(timeout=300)
         self.p.stdout.close()
         self.errors.close()
 
@@ -82,7 +82,7 @@ class Server:
         s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         return s
 
-    def wait(self, what, seconds=30):
+    def wait(self, what, seconds=120):
         """Until what(stats) holds; the stats."""
         end = time.monotonic() + seconds
         while True:

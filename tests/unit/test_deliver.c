@@ -383,7 +383,7 @@ static void test_full_ring_parks(void **state)
     rig_start(&r);
     assert_int_equal(r.client.start(r.client.ctx, &q, NULL, NULL, &s, NULL), MB_OK);
     struct engine_stats st = { 0 };
-    for (int i = 0; i < 500 && st.parked_rows == 0; i++) {
+    for (int i = 0; i < 10000 && st.parked_rows == 0; i++) {
         clock_sleep_ms(10);
         r.client.stats(r.client.ctx, &st);
     }
@@ -398,7 +398,7 @@ static void test_full_ring_parks(void **state)
 static void wait_idle(struct gen_rig *r)
 {
     struct engine_stats st = { 0 };
-    for (int i = 0; i < 500; i++) {
+    for (int i = 0; i < 10000; i++) {
         r->client.stats(r->client.ctx, &st);
         if (st.active_rows == 0 && st.pending_rows == 0 && st.parked_rows == 0) return;
         clock_sleep_ms(10);

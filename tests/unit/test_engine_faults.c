@@ -54,7 +54,7 @@ static void body_death(void)
         job_wait(&j[i]);
         WANT(j[i].why[0] == END_ERROR && j[i].status[0] == MB_ENGINE_DEAD);
     }
-    for (int i = 0; i < 1000 && engine_alive(r.engine); i++) clock_sleep_ms(1);
+    for (int i = 0; i < 100000 && engine_alive(r.engine); i++) clock_sleep_ms(1);
     WANT(!engine_alive(r.engine));
     struct engine_stats s;
     engine_stats_get(r.engine, &s);

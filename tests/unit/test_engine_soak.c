@@ -131,7 +131,7 @@ static void wait_all(struct rig *r, struct rig_job *j)
         int32_t n = r->n_done;
         rig_unlock(r);
         if (n == N_JOBS) return;
-        if (clock_now_ns() - t > (int64_t)20 * 1000000000) {
+        if (clock_now_ns() - t > (int64_t)300 * 1000000000) {
             for (int i = 0; i < N_JOBS; i++)
                 if (!j[i].done) fprintf(stderr, "job %d: %d tokens, parked %d\n", i, (int)j[i].n_out[0], (int)j[i].n_parks);
             for (const struct sequence *q = r->engine->first; q; q = q->next)
