@@ -12,23 +12,7 @@
 
 #define SHORT_WORD 32       /* symbols */
 
-/* --- scratch and output --- */
-
-void bpe_scratch_init(struct bpe_scratch *s, size_t n_text)
-{
-    memset(s, 0, sizeof *s);
-    buf_init(&s->map, TOKENIZER_MAX_TEXT);
-    word_cache_init(&s->cache, n_text);
-}
-
-void bpe_scratch_free(struct bpe_scratch *s)
-{
-    mb_free(s->symbols);
-    mb_free(s->heap);
-    word_cache_free(&s->cache);
-    buf_free(&s->map);
-    memset(s, 0, sizeof *s);
-}
+/* --- output --- */
 
 bool token_out_grow(struct token_out *o, size_t n)
 {
@@ -48,24 +32,12 @@ bool token_out_grow(struct token_out *o, size_t n)
     return true;
 }
 
-static bool grow(void **at, size_t *cap, size_t n, size_t size)
-{
-    if (n <= *cap) return true;
-    size_t c = *cap ? *cap : 64;
-    while (c < n) c *= 2;
-    void *p = mb_realloc(*at, c * size);
-    if (!p) return false;
-    *at = p;
-    *cap = c;
-    return true;
-}
-
 /* --- symbols of a word --- */
 
 struct word {
     const struct bpe *b;
     const struct vocab *v;
-    struct bpe_scratch *s;
+    struct model_scratch *s;
     const char *text;
     size_t len;
     uint32_t n;             /* symbols */
@@ -105,7 +77,7 @@ static bool fallback_add(struct word *w, size_t first, size_t end)
     if (affixed && w->s->map.failed != MB_OK) return false;
     for (size_t i = 0; i < n; i++)
         if (b->byte_id[(uint8_t)s[i]] < 0) return false;
-    if (!grow((void **)&w->s->symbols, &w->s->cap_symbols, w->n + n + w->len, sizeof *w->s->symbols)) return false;
+    if (!scratch_grow((void **)&w->s->symbols, &w->s->cap_symbols, w->n + n + w->len, sizeof *w->s->symbols)) return false;
     for (size_t i = 0; i < n; i++) {
         size_t at = first + i + 1;
         symbol_add(w, b->byte_id[(uint8_t)s[i]], at < end && !affixed ? at : end);
@@ -124,7 +96,7 @@ static mb_status word_symbols(struct word *w, mb_error *err)
     const struct bpe *b = w->b;
     w->n = 0;
     w->unk_pending = false;
-    if (!grow((void **)&w->s->symbols, &w->s->cap_symbols, w->len + 8, sizeof *w->s->symbols))
+    if (!scratch_grow((void **)&w->s->symbols, &w->s->cap_symbols, w->len + 8, sizeof *w->s->symbols))
         return mb_fail(err, MB_NO_MEMORY, "tokenizer: no memory for a word of %zu bytes", w->len);
     for (size_t first = 0, end = 0; first < w->len; first = end) {
         if (b->raw) end = first + 1;
@@ -139,7 +111,7 @@ static mb_status word_symbols(struct word *w, mb_error *err)
             w->unk_end = (uint32_t)end;
         }
         if (w->n + (w->len - end) + 8 > w->s->cap_symbols &&
-            !grow((void **)&w->s->symbols, &w->s->cap_symbols, w->n + (w->len - end) + 8, sizeof *w->s->symbols))
+            !scratch_grow((void **)&w->s->symbols, &w->s->cap_symbols, w->n + (w->len - end) + 8, sizeof *w->s->symbols))
             return mb_fail(err, MB_NO_MEMORY, "tokenizer: no memory for a word of %zu bytes", w->len);
     }
     unk_flush(w);
@@ -208,7 +180,7 @@ static bool pair_add(struct word *w, int32_t pos, size_t *n, bool sift)
     int32_t left = sym[pos].id, right = sym[sym[pos].next].id;
     const struct merge_slot *m = merge_find(w->b, left, right);
     if (!m) return true;
-    if (!grow((void **)&w->s->heap, &w->s->cap_heap, *n + 1, sizeof *w->s->heap)) return false;
+    if (!scratch_grow((void **)&w->s->heap, &w->s->cap_heap, *n + 1, sizeof *w->s->heap)) return false;
     w->s->heap[*n] = (struct heap_item){ m->rank, (uint32_t)pos, m->id, left, right };
     if (sift) heap_up(w->s->heap, *n);
     (*n)++;
@@ -253,7 +225,7 @@ static mb_status no_memory(mb_error *err)
 }
 
 /* The whole word as one piece of the vocabulary (ignore_merges). */
-static int32_t whole_word(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const char *text, size_t len)
+static int32_t whole_word(const struct bpe *b, const struct vocab *v, struct model_scratch *s, const char *text, size_t len)
 {
     if (len > v->max_len) return -1;
     if (!b->raw) return vocab_find(v, text, len);
@@ -285,7 +257,7 @@ static mb_status word_encode(struct word *w, const struct mtext *x, size_t off, 
 }
 
 /* A word that is not one known token: from the cache, or by merging. key NULL: too long for the cache. */
-static mb_status __attribute__((noinline)) word_tokens(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s,
+static mb_status __attribute__((noinline)) word_tokens(const struct bpe *b, const struct vocab *v, struct model_scratch *s,
                                                        const struct mtext *x, struct piece p, const struct word_key *key,
                                                        struct token_out *out, mb_error *err)
 {
@@ -311,7 +283,7 @@ static size_t word_cut(const struct bpe *b, const char *s, size_t n, size_t at)
     return n;
 }
 
-mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const struct mtext *x,
+mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct model_scratch *s, const struct mtext *x,
                      struct piece p, size_t max_tokens, struct token_out *out, mb_error *err)
 {
     for (size_t first = 0, end; first < p.len; first = end) {
@@ -349,10 +321,10 @@ static bool piece_bytes(const struct bpe *b, const struct vocab *v, int32_t id, 
 
 mb_status bpe_find_words(struct bpe *b, const struct vocab *v, mb_error *err)
 {
-    struct bpe_scratch s;
+    struct model_scratch s;
     struct token_out out = { 0 };
     char text[2 * WORD_BYTES];
-    bpe_scratch_init(&s, 0);
+    model_scratch_init(&s, 0);
     struct word w = { .b = b, .v = v, .s = &s, .text = text };
     mb_status st = word_table_init(&b->words, (size_t)v->n_ids, err);
     for (int32_t id = 0; id < v->n_ids && st == MB_OK; id++) {
@@ -369,6 +341,6 @@ mb_status bpe_find_words(struct bpe *b, const struct vocab *v, mb_error *err)
         word_table_put(&b->words, &key, out.ids[0]);
     }
     mb_free(out.ids);
-    bpe_scratch_free(&s);
+    model_scratch_free(&s);
     return st;
 }

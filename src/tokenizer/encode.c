@@ -13,7 +13,7 @@ struct encoder {
     const struct encode_opts *opts;
     struct mbuf norm[2];
     struct pretok_scratch pretok;
-    struct bpe_scratch bpe;
+    struct model_scratch model;
     struct token_out out;
 };
 
@@ -43,14 +43,14 @@ static mb_status encode_plain(struct encoder *e, const struct mtext *x, mb_error
         while (pretok_stream_next(&stream, &p)) {
             int32_t id = e->t->bpe.cuts ? -1 : word_known(&e->t->bpe.words, x, p); /* the short way for most */
             if (id < 0 || !token_out_push(&e->out, id, p.len, mtext_end(x, p.off + p.len - 1)))
-                MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, x, p, e->opts->max_tokens, &e->out, err));
+                MB_TRY(model_encode(e->t, &e->model, x, p, e->opts->max_tokens, &e->out, err));
             if (is_over(e)) return too_many(e, err);
         }
         return MB_OK;
     }
     MB_TRY(pretok_run(&e->t->pretok, &e->pretok, x, &text, &pieces, err));
     for (size_t i = 0; i < pieces->n; i++) {
-        MB_TRY(bpe_encode(&e->t->bpe, &e->t->vocab, &e->bpe, &text, pieces->at[i], e->opts->max_tokens, &e->out, err));
+        MB_TRY(model_encode(e->t, &e->model, &text, pieces->at[i], e->opts->max_tokens, &e->out, err));
         if (is_over(e)) return too_many(e, err);
     }
     return MB_OK;
@@ -143,14 +143,14 @@ static void encoder_init(struct encoder *e, const struct tokenizer *t, const str
         mbuf_reset(&e->norm[i], limit, origins);
         mbuf_reset(&e->pretok.texts[i], limit, origins);
     }
-    bpe_scratch_init(&e->bpe, len);
+    model_scratch_init(&e->model, len);
 }
 
 static void encoder_free(struct encoder *e)
 {
     for (int i = 0; i < 2; i++) mbuf_free(&e->norm[i]);
     pretok_scratch_free(&e->pretok);
-    bpe_scratch_free(&e->bpe);
+    model_scratch_free(&e->model);
     mb_free(e->out.ids);
     mb_free(e->out.ends);
     mb_free(e->out.rel);

@@ -11,13 +11,14 @@
 
 #include "tokenizer/tokenizer_int.h"
 
-#define IMAGE_VERSION 4 /* a change of any table, or of what the tables are made from, is a new one */
+#define IMAGE_VERSION 5 /* a change of any table, or of what the tables are made from, is a new one */
 #define IMAGE_ALIGN 64
 static const char image_magic[8] = "mlxbtok";
 
 enum section { SEC_JSON, SEC_CONFIG, SEC_SCALARS, SEC_TEXT, SEC_ADDED, SEC_FLAGS, SEC_VOCAB_BLOB, SEC_VOCAB_AT, SEC_VOCAB_SLOTS,
                SEC_ADDED_BLOB, SEC_ADDED_AT, SEC_ADDED_SLOTS, SEC_RAW_KEYS, SEC_RAW_NODES, SEC_RAW_TOKENS, SEC_NORM_KEYS,
-               SEC_NORM_NODES, SEC_NORM_TOKENS, SEC_MERGES, SEC_WORDS, N_SECTIONS };
+               SEC_NORM_NODES, SEC_NORM_TOKENS, SEC_MERGES, SEC_WORDS, SEC_SCORES,
+               SEC_PIECE_FIRST, SEC_PIECE_LABEL, SEC_PIECE_ID, N_SECTIONS };
 
 struct image_head {
     char magic[8];
@@ -32,6 +33,7 @@ struct image_text {                             /* of SEC_TEXT */
 };
 struct image_scalars {
     int32_t n_vocab, bos_id, eos_id;
+    uint32_t model;                             /* enum model_kind */
     uint32_t cuts;
     uint32_t n_added;
     struct image_text bos, eos;                 /* each with a NUL behind it */
@@ -85,8 +87,8 @@ static void put_trie(struct image_writer *w, enum section keys, const struct tri
 
 static void put_scalars(struct image_writer *w, const struct tokenizer *t)
 {
-    struct image_scalars s = { .n_vocab = t->n_vocab, .bos_id = t->bos_id, .eos_id = t->eos_id, .cuts = t->bpe.cuts,
-                               .n_added = (uint32_t)t->added.n };
+    struct image_scalars s = { .n_vocab = t->n_vocab, .bos_id = t->bos_id, .eos_id = t->eos_id, .model = t->model,
+                               .cuts = t->bpe.cuts, .n_added = (uint32_t)t->added.n };
     const struct vocab *vocabs[2] = { &t->vocab, &t->added_vocab };
     const struct trie *tries[2] = { &t->added.raw, &t->added.normalized };
     memcpy(s.joined, t->bpe.joined, sizeof s.joined);
@@ -132,6 +134,10 @@ static void put_all(struct image_writer *w, const struct tokenizer *t, struct st
     put_trie(w, SEC_NORM_KEYS, &t->added.normalized);
     put_section(w, SEC_MERGES, t->bpe.slots, t->bpe.n_slots * sizeof *t->bpe.slots);
     put_section(w, SEC_WORDS, t->bpe.words.at, t->bpe.words.n * sizeof *t->bpe.words.at);
+    put_section(w, SEC_SCORES, t->unigram.scores, t->unigram.n_scores * sizeof *t->unigram.scores);
+    put_section(w, SEC_PIECE_FIRST, t->pieces.first, t->pieces.n ? (t->pieces.n + 1u) * sizeof *t->pieces.first : 0);
+    put_section(w, SEC_PIECE_LABEL, t->pieces.label, t->pieces.n);
+    put_section(w, SEC_PIECE_ID, t->pieces.id, t->pieces.n * sizeof *t->pieces.id);
 }
 
 mb_status image_write(const struct tokenizer *t, struct str sections, const char *path, uint64_t key, mb_error *err)
@@ -225,11 +231,23 @@ static mb_status take_added(struct image_reader *r, struct added_set *set, uint3
     return MB_OK;
 }
 
+static void take_pieces(struct image_reader *r, struct piece_trie *t)
+{
+    size_t n, n_first, n_id;
+    t->first = take(r, SEC_PIECE_FIRST, sizeof *t->first, &n_first);
+    t->label = take(r, SEC_PIECE_LABEL, 1, &n);
+    t->id = take(r, SEC_PIECE_ID, sizeof *t->id, &n_id);
+    if (n != n_id || n > TOKENIZER_MAX_NODES || n_first != (n ? n + 1 : 0)) r->bad = true;
+    t->n = r->bad ? 0 : (uint32_t)n;
+}
+
 static mb_status take_tables(struct image_reader *r, struct tokenizer *t, mb_error *err)
 {
     size_t n;
     const struct image_scalars *s = take(r, SEC_SCALARS, sizeof *s, &n);
     if (n != 1) return mb_fail(err, MB_BAD_FORMAT, "tokenizer image: damaged");
+    if (s->model >= N_MODELS) return mb_fail(err, MB_BAD_FORMAT, "tokenizer image: damaged");
+    t->model = (enum model_kind)s->model;
     t->n_vocab = s->n_vocab;
     t->bos_id = s->bos_id;
     t->eos_id = s->eos_id;
@@ -245,6 +263,8 @@ static mb_status take_tables(struct image_reader *r, struct tokenizer *t, mb_err
     t->bpe.n_slots = n <= UINT32_MAX ? (uint32_t)n : 0;
     t->bpe.words.at = take(r, SEC_WORDS, sizeof *t->bpe.words.at, &n);
     t->bpe.words.n = n <= UINT32_MAX ? (uint32_t)n : 0;
+    t->unigram.scores = take(r, SEC_SCORES, sizeof *t->unigram.scores, &t->unigram.n_scores);
+    take_pieces(r, &t->pieces);
     return take_added(r, &t->added, s->n_added, err);
 }
 
@@ -313,6 +333,8 @@ void image_release(struct tokenizer *t)
     memset(&t->added.normalized, 0, sizeof t->added.normalized);
     t->bpe.slots = NULL;
     t->bpe.words.at = NULL;
+    t->pieces = (struct piece_trie){ 0 };
+    t->unigram.scores = NULL;
     t->id_flags = NULL;
     filemap_close(&t->image);
 }

@@ -53,6 +53,7 @@ static bool trie_is_sound(const struct trie *t, size_t n_tokens)
 static bool merges_are_sound(const struct bpe *b, int32_t n_ids)
 {
     int32_t least = 0, most = -1, used_bad = 0; /* used_bad: negative when a used slot has a negative id */
+    if (b->n_slots == 0) return true; /* never read: model_is_whole */
     if (!is_power_of_two(b->n_slots)) return false;
     for (uint32_t i = 0; i < b->n_slots; i++) {
         const struct merge_slot *m = &b->slots[i];
@@ -76,6 +77,18 @@ static bool words_are_sound(const struct word_table *t, int32_t n_ids)
     return (t->n == 0 || n_empty > 0) && most < n_ids && used_bad >= 0;
 }
 
+/* Children lie behind their parent, so that no walk goes in circles. */
+static bool pieces_are_sound(const struct piece_trie *t, int32_t n_ids)
+{
+    bool bad = false;
+    if (t->n == 0) return true;
+    for (uint32_t i = 0; i < t->n; i++) {
+        bad |= t->first[i] <= i || t->first[i] > t->first[i + 1];
+        bad |= t->id[i] < -1 || t->id[i] >= n_ids;
+    }
+    return !bad && t->first[t->n] == t->n;
+}
+
 bool image_is_sound(const struct tokenizer *t)
 {
     if (t->n_vocab > TOKENIZER_MAX_ID || t->n_vocab < t->vocab.n_ids || t->n_vocab < t->added_vocab.n_ids) return false;
@@ -86,5 +99,5 @@ bool image_is_sound(const struct tokenizer *t)
     }
     return vocab_is_sound(&t->vocab) && vocab_is_sound(&t->added_vocab) && trie_is_sound(&t->added.raw, t->added.n) &&
            trie_is_sound(&t->added.normalized, t->added.n) && merges_are_sound(&t->bpe, t->vocab.n_ids) &&
-           words_are_sound(&t->bpe.words, t->vocab.n_ids);
+           words_are_sound(&t->bpe.words, t->vocab.n_ids) && pieces_are_sound(&t->pieces, t->vocab.n_ids) && model_is_whole(t);
 }

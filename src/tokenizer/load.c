@@ -1,6 +1,6 @@
 /* load.c: tokenizer.json and tokenizer_config.json to a struct tokenizer.
  *
- * The sections load themselves (norm_load, pretok_load, bpe_load, post_load, dec_load, load_added); this file joins both
+ * The sections load themselves (norm_load, pretok_load, models.c, post_load, dec_load, load_added); this file joins both
  * vocabularies into per-id flags and answers the look-ups of tokenizer.h. Files are opened by open.c.
  */
 #include <string.h>
@@ -21,7 +21,7 @@ static mb_status load_flags(struct tokenizer *t, mb_error *err)
         if (t->vocab.at[i].len_1) t->id_flags[i] |= ID_MODEL;
     for (uint32_t i = 0; i < t->bpe.n_slots; i++)
         if (t->bpe.slots[i].left >= 0) t->id_flags[t->bpe.slots[i].id] |= ID_MERGED;
-    for (int i = 0; i < 256; i++)
+    for (int i = 0; i < 256 && t->model == MODEL_BPE; i++)
         if (t->bpe.unit_id[i] >= 0) t->id_flags[t->bpe.unit_id[i]] |= ID_MERGED; /* single characters too */
     for (size_t i = 0; i < t->added.n; i++) {
         const struct added_token *a = &t->added.items[i];
@@ -33,7 +33,9 @@ static mb_status load_flags(struct tokenizer *t, mb_error *err)
 /* How many bytes of a text one token can stand for; 0: any number of them (text is dropped or swallowed somewhere). */
 static size_t bytes_per_token(const struct tokenizer *t)
 {
-    size_t most = t->vocab.max_len > t->added_vocab.max_len ? t->vocab.max_len : t->added_vocab.max_len;
+    size_t most = model_bytes_per_token(t);
+    if (!most) return 0;
+    if (most < t->added_vocab.max_len) most = t->added_vocab.max_len;
     for (size_t i = 0; i < t->norm.n; i++) {
         const struct norm_step *s = &t->norm.steps[i];
         if (s->kind == NORM_NFC) most *= 3; /* composing shrinks a text, to a third at most */
@@ -44,9 +46,7 @@ static size_t bytes_per_token(const struct tokenizer *t)
         if (t->pretok.steps[i].behavior == SPLIT_REMOVED && !t->pretok.steps[i].scanner) return 0;
     for (size_t i = 0; i < t->added.n; i++)
         if (t->added.items[i].flags & (ADDED_LSTRIP | ADDED_RSTRIP)) return 0;
-    bool fuses = t->bpe.has_unk && t->bpe.fuse_unk && !t->bpe.byte_fallback;
-    bool drops = !t->bpe.has_unk && !t->bpe.raw; /* characters without a token vanish */
-    return fuses || drops ? 0 : most;
+    return most;
 }
 
 /* "bos_token" is a string or {"content": string}. */
@@ -67,42 +67,21 @@ static mb_status load_named(struct tokenizer *t, const json_t *config, const cha
 
 /* --- the whole --- */
 
-static mb_status check_model(const json_t *root, mb_error *err)
-{
-    const json_t *model = json_object_get(root, "model");
-    if (!json_is_object(model)) return step_bad(err, "model", "expected an object");
-    const json_t *type = json_object_get(model, "type");
-    if (!type) return MB_OK; /* old files: BPE when it has merges, which bpe_load asks for */
-    if (!json_is_string(type)) return step_bad(err, "model", "type must be a string");
-    if (strcmp(json_string_value(type), "BPE") == 0) return MB_OK;
-    return mb_fail(err, MB_UNSUPPORTED, "tokenizer.json: model: the type %.40s is not supported, only BPE is",
-                   json_string_value(type));
-}
-
 mb_status load_sections(struct tokenizer *t, const json_t *root, mb_error *err)
 {
-    const json_t *model = json_object_get(root, "model");
-    struct str prefix, suffix;
     MB_TRY(norm_load(&t->norm, &t->mem, json_object_get(root, "normalizer"), err));
     MB_TRY(pretok_load(&t->pretok, &t->mem, json_object_get(root, "pre_tokenizer"), err));
-    MB_TRY(step_str(model, "model", "continuing_subword_prefix", &t->mem, &prefix, err));
-    MB_TRY(step_str(model, "model", "end_of_word_suffix", &t->mem, &suffix, err));
-    bool raw = !prefix.len && !suffix.len && !json_is_true(json_object_get(model, "byte_fallback")) &&
-               pretok_take_byte_map(&t->pretok);
-    MB_TRY(bpe_load(&t->bpe, &t->vocab, &t->mem, model, raw, err));
+    MB_TRY(model_load_options(t, json_object_get(root, "model"), err));
     MB_TRY(post_load(&t->post, &t->mem, json_object_get(root, "post_processor"), err));
     return dec_load(&t->decoder, &t->mem, json_object_get(root, "decoder"), err);
 }
 
 static mb_status load_root(struct tokenizer *t, json_t *root, const struct scan_parts *parts, mb_error *err)
 {
-    MB_TRY(check_model(root, err));
-    if (!parts->vocab.ptr) return step_bad(err, "model", "the key vocab is missing");
-    MB_TRY(scan_vocab(parts->vocab, &t->vocab, err));
+    MB_TRY(model_kind_of(root, parts, &t->model, err));
+    MB_TRY(model_load_vocab(t, parts, err));
     MB_TRY(load_sections(t, root, err));
-    if (!parts->merges.ptr) return step_bad(err, "model", "the key merges is missing");
-    MB_TRY(bpe_load_merges(&t->bpe, &t->vocab, parts->merges, err));
-    MB_TRY(bpe_find_words(&t->bpe, &t->vocab, err));
+    MB_TRY(model_load_tables(t, parts, err));
     return load_added(t, json_object_get(root, "added_tokens"), err);
 }
 
@@ -215,6 +194,8 @@ void tokenizer_close(struct tokenizer *t)
     norm_free(&t->norm);
     pretok_free(&t->pretok);
     bpe_free(&t->bpe);
+    piece_trie_free(&t->pieces);
+    mb_free(t->unigram.scores);
     dec_free(&t->decoder);
     added_free(&t->added);
     vocab_free(&t->vocab);

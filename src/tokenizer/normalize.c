@@ -2,8 +2,7 @@
  *
  * norm_load flattens it to a list of steps (BertNormalizer becomes up to five); norm_run applies them one after the
  * other between two buffers, each output byte remembering the byte of the original text it came from. A step that
- * changes nothing copies nothing. Precompiled (SentencePiece's character map) is refused by name: it belongs to
- * Unigram models, which are refused too.
+ * changes nothing copies nothing. Precompiled (SentencePiece's character map) is in charsmap.c.
  */
 #include <string.h>
 #include <utf8proc.h>
@@ -42,6 +41,17 @@ static mb_status load_bert(struct norm_loader *l, const json_t *j, mb_error *err
     return MB_OK;
 }
 
+static mb_status load_precompiled(struct norm_loader *l, const json_t *j, mb_error *err)
+{
+    const json_t *text = json_object_get(j, "precompiled_charsmap");
+    struct charsmap *m = arena_alloc(l->mem, sizeof *m);
+    if (!m) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the normaliser");
+    if (!json_is_string(text)) return step_bad(err, SECTION, "Precompiled: the key precompiled_charsmap is missing or not a string");
+    *m = (struct charsmap){ 0 };
+    step_new(l, NORM_CHARSMAP)->charsmap = m;
+    return charsmap_load(m, l->mem, json_string_value(text), json_string_length(text), err);
+}
+
 static mb_status load_one(void *ctx, const json_t *j, const char *type, mb_error *err)
 {
     struct norm_loader *l = ctx;
@@ -72,6 +82,7 @@ static mb_status load_one(void *ctx, const json_t *j, const char *type, mb_error
         MB_TRY(step_str(j, SECTION, "content", l->mem, &s->content, err));
         return s->content.ptr ? MB_OK : step_bad(err, SECTION, "Replace: the key content is missing");
     }
+    if (strcmp(type, "Precompiled") == 0) return load_precompiled(l, j, err);
     return mb_fail(err, MB_UNSUPPORTED, "tokenizer.json: %s: the type %.40s is not supported", SECTION, type);
 }
 
@@ -243,6 +254,9 @@ static mb_status run_step(const struct norm_step *s, struct regex_scratch *rx, c
         break;
     case NORM_BYTE_LEVEL:
         *changed = run_byte_level(x, out);
+        break;
+    case NORM_CHARSMAP:
+        *changed = charsmap_run(s->charsmap, x, out);
         break;
     default:
         *changed = run_map(s->kind, x, out);

@@ -5,6 +5,9 @@
  * reader, which checks it. scan_vocab and scan_merges then read the tables themselves, as strictly as RFC 8259 asks.
  * No recursion: brackets are counted. The whole file is known to be UTF-8 when this runs.
  */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
@@ -293,6 +296,105 @@ mb_status scan_vocab(struct str json, struct vocab *v, mb_error *err)
     struct scan s;
     scan_begin(&s, json);
     mb_status st = vocab_entries(&s, v, err);
+    scan_end(&s);
+    return st;
+}
+
+/* A number as the oracle reads it: its JSON reader takes the digits as one integer and scales it once, which now and then
+ * is one unit in the last place beside the nearest double; ties between scores depend on it. */
+static double scaled(uint64_t digits, int64_t exponent)
+{
+    double v = (double)digits;
+    for (; exponent < -308 && v != 0.0; exponent += 308) v /= 1e308;
+    if (v == 0.0) return v;
+    static const double small[] = { 1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                    1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22 };
+    int64_t n = exponent < 0 ? -exponent : exponent;
+    double power;
+    if (n < 23) {
+        power = small[n];
+    } else {
+        char text[16];
+        snprintf(text, sizeof text, "1e%d", n > 309 ? 309 : (int)n);
+        power = strtod(text, NULL); /* the nearest double */
+    }
+    return exponent < 0 ? v / power : v * power;
+}
+
+/* Digits into *v, until they no longer fit; how many were read and how many of them did not fit. */
+static void read_digits(struct scan *s, uint64_t *v, bool *full, size_t *n, size_t *n_left)
+{
+    for (; s->at < s->end && *s->at >= '0' && *s->at <= '9'; s->at++, ++*n) {
+        uint64_t d = (uint64_t)(*s->at - '0');
+        *full |= *v > UINT64_MAX / 10 || (*v == UINT64_MAX / 10 && d > UINT64_MAX % 10);
+        if (*full) ++*n_left;
+        else *v = *v * 10 + d;
+    }
+}
+
+static mb_status read_exponent(struct scan *s, int64_t *out, mb_error *err)
+{
+    bool minus = false;
+    int64_t e = 0;
+    s->at++;
+    if (s->at < s->end && (*s->at == '+' || *s->at == '-')) minus = *s->at++ == '-';
+    if (s->at >= s->end || *s->at < '0' || *s->at > '9') return scan_bad(s, "model.vocab", "the digits of an exponent", err);
+    for (; s->at < s->end && *s->at >= '0' && *s->at <= '9'; s->at++)
+        if (e < 100000000) e = e * 10 + (*s->at - '0');
+    *out += minus ? -e : e;
+    return MB_OK;
+}
+
+static mb_status read_score(struct scan *s, double *out, mb_error *err)
+{
+    bool minus = s->at < s->end && *s->at == '-', full = false;
+    uint64_t digits = 0;
+    size_t n = 0, n_left = 0, n_fraction = 0, n_fraction_left = 0;
+    if (minus) s->at++;
+    const char *first = s->at;
+    read_digits(s, &digits, &full, &n, &n_left);
+    if (!n || (*first == '0' && n > 1)) return scan_bad(s, "model.vocab", "a score", err);
+    int64_t exponent = (int64_t)n_left;
+    if (s->at < s->end && *s->at == '.') {
+        s->at++;
+        read_digits(s, &digits, &full, &n_fraction, &n_fraction_left);
+        if (!n_fraction) return scan_bad(s, "model.vocab", "a digit behind the point", err);
+        exponent -= (int64_t)(n_fraction - n_fraction_left);
+    }
+    if (s->at < s->end && (*s->at == 'e' || *s->at == 'E')) MB_TRY(read_exponent(s, &exponent, err));
+    *out = scaled(digits, exponent);
+    if (minus) *out = -*out;
+    return isfinite(*out) ? MB_OK : scan_bad(s, "model.vocab", "a score of the range of doubles", err);
+}
+
+static mb_status piece_entries(struct scan *s, scan_piece_fn piece, void *ctx, mb_error *err)
+{
+    static const char what[] = "model.vocab";
+    bool done;
+    MB_TRY(read_open(s, '[', ']', &done, what, err));
+    while (!done) {
+        struct str text;
+        double score = 0;
+        bool closed;
+        MB_TRY(read_open(s, '[', ']', &closed, what, err));
+        if (closed) return scan_bad(s, what, "a piece and its score", err);
+        MB_TRY(read_string(s, &s->text, &text, what, err));
+        MB_TRY(read_comma(s, ']', &closed, what, err));
+        if (closed) return scan_bad(s, what, "the score of a piece", err);
+        MB_TRY(read_score(s, &score, err));
+        MB_TRY(read_comma(s, ']', &closed, what, err));
+        if (!closed) return scan_bad(s, what, "only a piece and its score", err);
+        MB_TRY(piece(ctx, text, score, err));
+        MB_TRY(read_comma(s, ']', &done, what, err));
+    }
+    return MB_OK;
+}
+
+mb_status scan_pieces(struct str json, scan_piece_fn piece, void *ctx, mb_error *err)
+{
+    struct scan s;
+    scan_begin(&s, json);
+    mb_status st = piece_entries(&s, piece, ctx, err);
     scan_end(&s);
     return st;
 }

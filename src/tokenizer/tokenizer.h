@@ -1,7 +1,7 @@
 /* tokenizer.h: Hugging Face tokenizer.json, text <-> token ids.
  *
- * Models: BPE (byte-level and byte-fallback) complete; Unigram and WordPiece are refused by name. All normalisers,
- * pre-tokenisers, post-processors and decoders of the format. Worst case linear (up to a log) in the text; no
+ * Models: BPE (byte-level and byte-fallback), Unigram, WordPiece, WordLevel. All normalisers, post-processors and decoders
+ * of the format, all pre-tokenisers but UnicodeScripts, which is refused by name. Worst case linear (up to a log) in the text; no
  * recursion on input; one tokenizer is shared by any number of threads (each encode brings its own scratch).
  * Oracle: the `tokenizers` library; goldens in tests/golden/tokenizer/.
  */

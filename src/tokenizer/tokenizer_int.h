@@ -1,9 +1,10 @@
 /* tokenizer_int.h: what the files of this folder share.
  *
  * The way of a text (encode.c walks it): added tokens cut the text (added.c) -> each rest is normalised
- * (normalize.c) -> normalised added tokens cut again -> the pre-tokeniser cuts pieces (pretok.c, regex.c) -> BPE turns
- * each piece into ids (bpe.c) -> the post-processor frames them (post.c). Back: decode.c knows what one id adds to a
- * text, detok.c joins those bytes to whole characters; tokenizer_decode is the same machine fed at once.
+ * (normalize.c) -> normalised added tokens cut again -> the pre-tokeniser cuts pieces (pretok.c, regex.c) -> the model
+ * (models.c) turns each piece into ids: BPE (bpe.c), Unigram (unigram.c), WordPiece or WordLevel (wordpiece.c) -> the
+ * post-processor frames them (post.c). Back: decode.c knows what one id adds to a text, detok.c joins those bytes to
+ * whole characters; tokenizer_decode is the same machine fed at once.
  *
  * tokenizer.json is read by load.c; its two large tables (vocab, merges) are read straight from the text by scan.c. What
  * came of it is kept as an image (image.c), which open.c maps at the next start.
@@ -21,6 +22,8 @@
 #define TOKENIZER_MAX_ID ((int32_t)1 << 22)        /* ids must be below */
 #define TOKENIZER_MAX_FILE ((size_t)512 << 20)     /* bytes of tokenizer.json */
 #define TOKENIZER_MAX_ADDED_LEN 1024               /* bytes of one added token: bounds the work per input byte */
+#define TOKENIZER_MAX_PIECE 4096                   /* bytes of a piece of a Unigram or WordPiece vocabulary: likewise */
+#define TOKENIZER_MAX_NODES ((size_t)1 << 25)      /* of the trie of their pieces */
 #define TOKENIZER_MAX_STEPS 256                    /* steps of one section, nested sequences flattened */
 
 /* --- unicode.c: character classes as Rust's standard library and the `tokenizers` library define them --- */
@@ -86,6 +89,9 @@ mb_status scan_split(const char *json, size_t len, struct scan_parts *parts, str
 
 struct vocab;
 mb_status scan_vocab(struct str json, struct vocab *v, mb_error *err);
+/* Calls piece(ctx, text, score) for each [text, score] of a list, in order. */
+typedef mb_status (*scan_piece_fn)(void *ctx, struct str text, double score, mb_error *err);
+mb_status scan_pieces(struct str json, scan_piece_fn piece, void *ctx, mb_error *err);
 /* Calls merge(ctx, i, left, right) for each entry of either form. */
 typedef mb_status (*scan_merge_fn)(void *ctx, uint32_t i, struct str left, struct str right, mb_error *err);
 mb_status scan_merges(struct str json, scan_merge_fn merge, void *ctx, mb_error *err);
@@ -111,6 +117,8 @@ void vocab_init(struct vocab *v);
 void vocab_free(struct vocab *v);
 /* A piece known already gets the new id (last wins). */
 mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_error *err);
+/* The next id, for a list of pieces: a text known already is found under the new id and keeps its old one too. */
+mb_status vocab_append(struct vocab *v, const char *s, size_t len, mb_error *err);
 int32_t vocab_find(const struct vocab *v, const char *s, size_t len);      /* -1 */
 const char *vocab_text(const struct vocab *v, int32_t id, size_t *len);    /* NULL */
 uint32_t text_hash(const char *s, size_t len);
@@ -160,13 +168,24 @@ mb_status match_next(struct match_iter *it, struct regex_scratch *s, bool *found
 /* --- normalize.c --- */
 enum norm_kind {
     NORM_NFC, NORM_NFD, NORM_NFKC, NORM_NFKD, NORM_LOWERCASE, NORM_STRIP, NORM_STRIP_ACCENTS, NORM_STRIP_NONSPACING,
-    NORM_REPLACE, NORM_PREPEND, NORM_NMT, NORM_BERT_CLEAN, NORM_BERT_CJK, NORM_BYTE_LEVEL
+    NORM_REPLACE, NORM_PREPEND, NORM_NMT, NORM_BERT_CLEAN, NORM_BERT_CJK, NORM_BYTE_LEVEL, NORM_CHARSMAP
 };
+/* --- charsmap.c: SentencePiece's compiled map of characters (normaliser Precompiled) --- */
+struct charsmap {
+    const uint32_t *units;  /* [n_units] of a double array (arena) */
+    size_t n_units;
+    struct str texts;       /* what characters become, each with a NUL behind it (arena) */
+    bool plain[128];        /* ASCII that stays as it is */
+};
+mb_status charsmap_load(struct charsmap *m, struct arena *mem, const char *base64, size_t len, mb_error *err);
+bool charsmap_run(const struct charsmap *m, const struct mtext *x, struct mbuf *out); /* false: nothing to do */
+
 struct norm_step {
     enum norm_kind kind;
     bool left, right;       /* NORM_STRIP */
     struct pattern pattern; /* NORM_REPLACE */
     struct str content;     /* NORM_REPLACE, NORM_PREPEND */
+    const struct charsmap *charsmap; /* NORM_CHARSMAP (arena) */
 };
 struct norm_list {
     struct norm_step *steps;
@@ -353,14 +372,25 @@ struct token_out {
     size_t n, cap;
     bool want_ends;
 };
-struct bpe_scratch {
-    struct symbol *symbols;
+struct path_node {         /* of Unigram: the best way to a byte of the piece */
+    union {
+        double score;      /* going there */
+        uint32_t next;     /* coming back: where the token that begins here ends */
+    };
+    uint32_t from_1;       /* 1 + byte where its last token begins; 0: no way yet */
+    int32_t id;            /* of that token */
+};
+struct model_scratch {
+    struct symbol *symbols;       /* BPE */
     size_t cap_symbols;
-    struct heap_item *heap;
+    struct heap_item *heap;       /* BPE */
     size_t cap_heap;
+    struct path_node *nodes;      /* Unigram */
+    size_t cap_nodes;
     struct word_cache cache;
     struct buf map;               /* for ignore_merges and affixes */
 };
+bool scratch_grow(void **at, size_t *cap, size_t n, size_t size); /* an array of the scratch to n elements and more */
 /* Options and single characters; the merges have to follow. */
 mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, const json_t *model, bool raw, mb_error *err);
 mb_status bpe_load_merges(struct bpe *b, const struct vocab *v, struct str merges, mb_error *err);
@@ -393,10 +423,9 @@ static inline const struct merge_slot *merge_find(const struct bpe *b, int32_t l
         if (m->left < 0) return NULL;
     }
 }
-void bpe_scratch_free(struct bpe_scratch *s);
 /* Ids of one piece of x, appended to out (ends in bytes of the original text). Behind max_tokens (0: no limit) it may
  * stop. */
-mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s, const struct mtext *x,
+mb_status bpe_encode(const struct bpe *b, const struct vocab *v, struct model_scratch *s, const struct mtext *x,
                      struct piece p, size_t max_tokens, struct token_out *out, mb_error *err);
 bool token_out_grow(struct token_out *o, size_t n);
 static inline bool token_out_room(struct token_out *o, size_t n)
@@ -414,7 +443,74 @@ static inline bool token_out_push(struct token_out *o, int32_t id, uint32_t rel,
     o->n++;
     return true;
 }
-void bpe_scratch_init(struct bpe_scratch *s, size_t n_text);
+
+/* --- piece_trie.c: all pieces of a vocabulary by their bytes --- */
+/* Nodes lie level by level: the children of node i are the nodes first[i] .. first[i + 1] - 1, by rising label. */
+struct piece_trie {
+    uint32_t *first; /* [n + 1] */
+    uint8_t *label;  /* [n] the byte that leads here; node 0 is the root */
+    int32_t *id;     /* [n] piece that ends here, -1 none */
+    uint32_t n;      /* 0: no trie */
+};
+mb_status piece_trie_build(struct piece_trie *t, const struct vocab *v, mb_error *err);
+void piece_trie_free(struct piece_trie *t);
+/* 0: none. */
+static inline uint32_t piece_trie_child(const struct piece_trie *t, uint32_t node, uint8_t byte)
+{
+    uint32_t first = t->first[node], end = t->first[node + 1];
+    while (end - first > 8) {
+        uint32_t mid = first + (end - first) / 2;
+        if (t->label[mid] <= byte) first = mid;
+        else end = mid;
+    }
+    for (; first < end; first++)
+        if (t->label[first] == byte) return first;
+    return 0;
+}
+
+/* --- unigram.c --- */
+struct unigram {
+    double *scores;        /* [n_scores] by id */
+    size_t n_scores, cap;
+    double min_score;
+    int32_t unk_id;        /* -1: none */
+    bool byte_fallback;
+    int32_t byte_id[256];  /* id of "<0xNN>" */
+};
+/* The list of pieces to v and to scores. */
+mb_status unigram_load_pieces(struct unigram *u, struct vocab *v, struct str pieces, mb_error *err);
+mb_status unigram_load(struct unigram *u, const struct vocab *v, const json_t *model, mb_error *err);
+mb_status unigram_word(const struct unigram *u, const struct piece_trie *t, const struct vocab *v, struct model_scratch *s,
+                       const struct mtext *x, struct piece p, struct token_out *out, mb_error *err);
+
+/* --- wordpiece.c: the longest piece first (WordPiece), or the whole word (WordLevel) --- */
+struct wordpiece {
+    struct str unk, prefix;
+    int32_t unk_id;        /* -1: none */
+    size_t max_chars;      /* longer words are unknown */
+    bool whole;            /* WordLevel */
+};
+mb_status wordpiece_load(struct wordpiece *w, const struct vocab *v, struct arena *mem, const json_t *model, bool whole,
+                         mb_error *err);
+mb_status wordpiece_word(const struct wordpiece *w, const struct piece_trie *t, const struct vocab *v, const struct mtext *x,
+                         struct piece p, struct token_out *out, mb_error *err);
+
+/* --- models.c: the kinds of model --- */
+enum model_kind { MODEL_BPE, MODEL_UNIGRAM, MODEL_WORDPIECE, MODEL_WORDLEVEL, N_MODELS };
+void model_scratch_init(struct model_scratch *s, size_t n_text);
+void model_scratch_free(struct model_scratch *s);
+/* Which one tokenizer.json holds. */
+mb_status model_kind_of(const json_t *root, const struct scan_parts *parts, enum model_kind *out, mb_error *err);
+/* In this order; all but the options are what an image brings. */
+mb_status model_load_vocab(struct tokenizer *t, const struct scan_parts *parts, mb_error *err);
+mb_status model_load_options(struct tokenizer *t, const json_t *model, mb_error *err);
+mb_status model_load_tables(struct tokenizer *t, const struct scan_parts *parts, mb_error *err);
+bool model_is_whole(const struct tokenizer *t);   /* are the tables there that its kind wants? */
+/* How many bytes of a normalised text one token stands for at most; 0: any number. */
+size_t model_bytes_per_token(const struct tokenizer *t);
+/* Ids of one piece of x, appended to out. Behind max_tokens (0: no limit) it may stop. */
+mb_status model_encode(const struct tokenizer *t, struct model_scratch *s, const struct mtext *x, struct piece p,
+                       size_t max_tokens, struct token_out *out, mb_error *err);
 
 /* --- post.c --- */
 struct post {
@@ -453,7 +549,11 @@ struct tokenizer {
     struct added_set added;
     struct norm_list norm;
     struct pretok_list pretok;
-    struct bpe bpe;
+    enum model_kind model;
+    struct bpe bpe;            /* MODEL_BPE */
+    struct piece_trie pieces;  /* MODEL_UNIGRAM, MODEL_WORDPIECE */
+    struct unigram unigram;
+    struct wordpiece wordpiece;
     struct post post;
     struct decoder decoder;
     uint8_t *id_flags;         /* [n_vocab] */
@@ -471,7 +571,7 @@ void tokenizer_finish(struct tokenizer *t); /* all tables are there: what follow
 /* tokenizer_parse that also keeps what image_write wants beside the tables; sections may be NULL. */
 mb_status tokenizer_parse_keep(struct tokenizer **out, const char *json, size_t len, const char *config_json,
                                size_t config_len, struct buf *sections, mb_error *err);
-/* All sections but vocab, merges and added tokens; the vocabulary is there. */
+/* All sections but vocab, merges and added tokens; the vocabulary is there, and the kind of model known. */
 mb_status load_sections(struct tokenizer *t, const json_t *root, mb_error *err);
 mb_status load_added(struct tokenizer *t, const json_t *list, mb_error *err);
 mb_status load_added_decoder(struct tokenizer *t, const json_t *config, mb_error *err);

@@ -111,7 +111,8 @@ static void entry_drop(struct vocab *v, int32_t id)
     e->len_1 = 0;
 }
 
-mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_error *err)
+/* keep: the text's other id, if it has one, keeps the text. */
+static mb_status put(struct vocab *v, const char *s, size_t len, int32_t id, bool keep, mb_error *err)
 {
     if (id < 0 || id >= TOKENIZER_MAX_ID)
         return mb_fail(err, MB_BAD_FORMAT, "tokenizer.json: token id %d is outside 0..%d", (int)id,
@@ -125,13 +126,23 @@ mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_e
     buf_append_char(&v->blob, '\0');
     MB_TRY(buf_status(&v->blob, "tokenizer.json: vocabulary", err));
     uint32_t hash = text_hash(s, len), slot = slot_of(v, hash, s, len);
-    if (v->slots[slot].id >= 0) v->at[v->slots[slot].id].len_1 = 0; /* the text had another id */
-    else v->n_used++;
+    if (v->slots[slot].id < 0) v->n_used++;
+    else if (!keep) v->at[v->slots[slot].id].len_1 = 0; /* the text had another id */
     v->at[id] = (struct vocab_entry){ (uint32_t)off, (uint32_t)len + 1 };
     v->slots[slot] = (struct vocab_slot){ hash, id };
     if (id >= v->n_ids) v->n_ids = id + 1;
     if (len > v->max_len) v->max_len = (uint32_t)len;
     return MB_OK;
+}
+
+mb_status vocab_put(struct vocab *v, const char *s, size_t len, int32_t id, mb_error *err)
+{
+    return put(v, s, len, id, false, err);
+}
+
+mb_status vocab_append(struct vocab *v, const char *s, size_t len, mb_error *err)
+{
+    return put(v, s, len, v->n_ids, true, err);
 }
 
 int32_t vocab_find_hashed(const struct vocab *v, uint32_t hash, const char *s, size_t len)

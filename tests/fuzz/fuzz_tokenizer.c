@@ -1,6 +1,6 @@
 /* fuzz_tokenizer.c: two targets in one. Input that begins with '{' is a tokenizer.json: parse it, and when it is
- * accepted encode and decode a fixed text. Any other input is text (its first byte picks options) for four fixed
- * tokenizers; there decoding must give the text back where the family is lossless, and the streaming detokeniser must
+ * accepted encode and decode a fixed text. Any other input is text (its first byte picks options) for six fixed
+ * tokenizers (four of BPE, a Unigram, a WordPiece); there decoding must give the text back where the family is lossless, and the streaming detokeniser must
  * agree with the decoder. */
 #include <stdint.h>
 #include <stdio.h>
@@ -10,7 +10,8 @@
 #include "mini_tokenizer.h"
 
 #define META "\xE2\x96\x81"
-#define N_FIXED 4
+#define N_BPE 4
+#define N_FIXED 6
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -84,7 +85,7 @@ static struct tokenizer *fixed_make(int i)
     static const char added[] = "[{\"id\":400,\"content\":\"<|a|>\",\"special\":true},{\"id\":401,\"content\":\"</s>\",\"lstrip\":true,"
         "\"rstrip\":true},{\"id\":402,\"content\":\"word\",\"single_word\":true,\"normalized\":true}]";
     static const char added_plain[] = "[{\"id\":400,\"content\":\"<|a|>\",\"special\":true},{\"id\":401,\"content\":\"</s>\"}]";
-    static const struct mini_parts parts[N_FIXED] = {
+    static const struct mini_parts parts[N_BPE] = {
         { .pre_tokenizer = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\",\"individual_digits\":true},"
                            "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":true}]}",
           .decoder = "{\"type\":\"ByteLevel\"}", .added_tokens = added_plain, .merges = byte_merges },
@@ -104,11 +105,24 @@ static struct tokenizer *fixed_make(int i)
           .decoder = "{\"type\":\"BPEDecoder\",\"suffix\":\"b\"}",
           .model_extra = "\"unk_token\":\"<unk>\"", .added_tokens = added, .merges = spm_merges },
     };
+    /* The map makes a space of U+00A0. */
+    static const char *const others[N_FIXED - N_BPE] = {
+        "{\"added_tokens\":[{\"id\":2,\"content\":\"</s>\",\"special\":true}],\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":["
+        "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"EAAAAAAMAwDCjAIAoAUAAAAAAIAgAA==\"},{\"type\":\"Strip\"}]},\"pre_tokenizer\":{\"type\":\"Metaspace\"},"
+        "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"ByteFallback\"},{\"type\":\"Metaspace\"}]},\"model\":{\"type\":\"Unigram\","
+        "\"unk_id\":0,\"byte_fallback\":true,\"vocab\":[[\"<unk>\",0],[\"" META "\",-3],[\"</s>\",0],[\"a\",-2.5],[\"b\",-2.5],[\"ab\",-4.75],[\"" META
+        "a\",-5.5],[\"aaa\",-7.25],[\"<0xC3>\",-9],[\"<0xA9>\",-9],[\"\xC3\xA9\xCC\x81\",-3],[\"the\",-4]]}}",
+        "{\"added_tokens\":[{\"id\":2,\"content\":\"[SEP]\",\"special\":true}],\"normalizer\":{\"type\":\"BertNormalizer\"},\"pre_tokenizer\":"
+        "{\"type\":\"BertPreTokenizer\"},\"decoder\":{\"type\":\"WordPiece\",\"cleanup\":true},\"model\":{\"type\":\"WordPiece\",\"unk_token\":"
+        "\"[UNK]\",\"max_input_chars_per_word\":50,\"vocab\":{\"[UNK]\":0,\"a\":1,\"[SEP]\":2,\"##a\":3,\"##b\":4,\"ab\":5,\"##ab\":6,\"the\":7,"
+        "\".\":8,\"'\":9,\"##aaa\":10,\"\xE4\xB8\xAD\":11}}}",
+    };
     struct buf b;
     struct tokenizer *t = NULL;
     mb_error err = { 0 };
     buf_init(&b, 0);
-    if (i < 2) mini_byte_level(&b, &parts[i]);
+    if (i >= N_BPE) buf_append_str(&b, others[i - N_BPE]);
+    else if (i < 2) mini_byte_level(&b, &parts[i]);
     else mini_spm(&b, &parts[i]);
     /* NULL only where an allocation failed (make alloc-fail): then the next input tries again. */
     mb_status st = b.failed != MB_OK ? MB_NO_MEMORY : tokenizer_parse(&t, b.data, b.len, NULL, 0, &err);

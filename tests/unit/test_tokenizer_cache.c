@@ -278,6 +278,8 @@ static void test_damaged_images_are_not_believed(void **state)
     (void)state;
     damaged_images("smollm2", 300);
     damaged_images("spm_first", 300);
+    damaged_images("unigram_t5", 300);
+    damaged_images("wordpiece_bert", 300);
 }
 
 /* --- the ceiling of tokens --- */
@@ -294,7 +296,8 @@ static mb_status encode_up_to(const struct tokenizer *t, const char *text, size_
 
 static void test_a_text_of_too_many_tokens_is_refused_early(void **state)
 {
-    static const char *const families[] = { "smollm2", "qwen2", "gemma3", "spm_first", "bert_cased", "nmt_delim" };
+    static const char *const families[] = { "smollm2", "qwen2", "gemma3", "spm_first", "bert_cased", "nmt_delim", "unigram_xlmr", "unigram_bytes",
+                                            "wordpiece_bert", "wordlevel" };
     size_t len = 1 << 20;
     char *text = malloc(len);
     (void)state;
