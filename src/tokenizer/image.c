@@ -3,7 +3,8 @@
  * A head (magic, version, key, checksum), then sections, each at a multiple of 64 bytes: the large tables as they lie in
  * memory, and the small parts of tokenizer.json as JSON text, which are loaded as ever. The file is a cache of this
  * machine: native byte order, no promise between versions. It is trusted only so far: key and checksum must be right, and
- * image_check.c looks at every index, so that a file that passes both by malice still cannot lead a reader out of it.
+ * image_check.c looks at every index, so that a file that passes both by malice still cannot lead a reader out of it. Both
+ * are one walk over the file, block by block.
  */
 #include <stddef.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 
 #include "tokenizer/tokenizer_int.h"
 
-#define IMAGE_VERSION 5 /* a change of any table, or of what the tables are made from, is a new one */
+#define IMAGE_VERSION 6 /* a change of any table, or of what the tables are made from, is a new one */
 #define IMAGE_ALIGN 64
 static const char image_magic[8] = "mlxbtok";
 
@@ -46,6 +47,21 @@ struct image_added {
     int32_t id;
     uint32_t flags;
 };
+
+#define CHECK_BLOCK ((size_t)1 << 16)           /* bytes: the inner caches hold them; a multiple of IMAGE_ALIGN */
+
+/* The checksum: XXH3 of each block, seeded with that of the blocks before. c may be NULL. */
+static uint64_t check_blocks(const uint8_t *data, size_t n, struct image_check *c)
+{
+    uint64_t h = 0;
+    for (size_t first = CHECKED_FROM, end; first < n; first = end) {
+        end = (first / CHECK_BLOCK + 1) * CHECK_BLOCK;
+        if (end > n) end = n;
+        h = XXH3_64bits_withSeed(data + first, end - first, h);
+        if (c) image_check_bytes(c, data + first, data + end);
+    }
+    return h;
+}
 
 /* --- writing --- */
 
@@ -156,7 +172,7 @@ mb_status image_write(const struct tokenizer *t, struct str sections, const char
         w.head.key = key;
         w.head.size_bytes = w.out.len;
         memcpy(w.out.data, &w.head, sizeof w.head);
-        w.head.checksum = XXH3_64bits(w.out.data + CHECKED_FROM, w.out.len - CHECKED_FROM);
+        w.head.checksum = check_blocks((const uint8_t *)w.out.data, w.out.len, NULL);
         memcpy(w.out.data, &w.head, sizeof w.head);
         st = file_write_replace(path, w.out.data, w.out.len, err);
     }
@@ -293,7 +309,7 @@ static bool head_is_good(const struct filemap *m, uint64_t key)
         if (h->at[i].off % IMAGE_ALIGN || h->at[i].off < sizeof *h || h->at[i].off > m->size_bytes ||
             h->at[i].len > m->size_bytes - h->at[i].off)
             return false;
-    return h->checksum == XXH3_64bits(m->data + CHECKED_FROM, m->size_bytes - CHECKED_FROM);
+    return true;
 }
 
 mb_status image_open(struct tokenizer **out, const char *path, uint64_t key, mb_error *err)
@@ -312,8 +328,13 @@ mb_status image_open(struct tokenizer **out, const char *path, uint64_t key, mb_
     }
     t->image = map;
     struct image_reader r = { .data = map.data, .head = (const struct image_head *)map.data };
+    struct image_check check;
     mb_status st = take_tables(&r, t, err);
-    if (st == MB_OK && (r.bad || !image_is_sound(t))) st = mb_fail(err, MB_BAD_FORMAT, "%s is damaged", path);
+    if (st == MB_OK && !r.bad) {
+        image_check_begin(&check, t);
+        r.bad = check_blocks(map.data, map.size_bytes, &check) != r.head->checksum || !image_is_sound(&check);
+    }
+    if (st == MB_OK && r.bad) st = mb_fail(err, MB_BAD_FORMAT, "%s is damaged", path);
     if (st == MB_OK) st = take_sections(&r, t, err);
     if (st != MB_OK) {
         tokenizer_close(t);

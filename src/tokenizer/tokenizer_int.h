@@ -583,7 +583,21 @@ mb_status image_write(const struct tokenizer *t, struct str sections, const char
 /* MB_NOT_FOUND: no file. MB_BAD_FORMAT: another key, another version or damaged. The caller parses then. */
 mb_status image_open(struct tokenizer **out, const char *path, uint64_t key, mb_error *err);
 void image_release(struct tokenizer *t); /* let go of what lies in the map; nothing without one */
-/* Every index and length of the tables, so that whatever the file holds, no reader leaves them. */
-bool image_is_sound(const struct tokenizer *t);
+/* Every index and length of the tables, so that whatever the file holds, no reader leaves them. image_check_bytes is
+ * shown all bytes of the image once, in parts whose borders lie at multiples of 64 bytes of the file. */
+struct vocab_sums {
+    uint64_t end;      /* greatest end of a text */
+    uint32_t longest;  /* length + 1 */
+    int32_t least, most;
+};
+struct image_check {
+    const struct tokenizer *t; /* its tables lie in the image */
+    struct vocab_sums vocab;
+    int32_t merge_least, merge_most, merge_bad, word_most, word_bad;
+    size_t n_empty_words;
+};
+void image_check_begin(struct image_check *c, const struct tokenizer *t);
+void image_check_bytes(struct image_check *c, const uint8_t *first, const uint8_t *end);
+bool image_is_sound(const struct image_check *c); /* all were shown */
 
 #endif
