@@ -35,17 +35,22 @@ static uint32_t trie_slot(const struct trie *t, uint32_t node, uint8_t byte)
     return i;
 }
 
+static bool trie_slots(struct trie *t, size_t n_nodes)
+{
+    size_t n = 64;
+    while (n < 2 * n_nodes) n *= 2;
+    t->n_slots = (uint32_t)n;
+    t->keys = mb_calloc(n, sizeof *t->keys);
+    t->nodes = mb_calloc(n, sizeof *t->nodes);
+    return t->keys && t->nodes;
+}
+
 /* n_bytes: length of all tokens together, which bounds the nodes. */
 static bool trie_init(struct trie *t, size_t n_bytes)
 {
-    size_t n = 64;
-    while (n < 2 * n_bytes) n *= 2;
-    t->n_slots = (uint32_t)n;
     t->cap_nodes = (uint32_t)n_bytes + 1;
-    t->keys = mb_calloc(n, sizeof *t->keys);
-    t->nodes = mb_calloc(n, sizeof *t->nodes);
     t->tokens = mb_alloc(t->cap_nodes * sizeof *t->tokens);
-    if (!t->keys || !t->nodes || !t->tokens) return false;
+    if (!trie_slots(t, n_bytes) || !t->tokens) return false;
     memset(t->tokens, 0xFF, t->cap_nodes * sizeof *t->tokens);
     t->n_nodes = 1;
     return true;
@@ -67,6 +72,24 @@ static void trie_add(struct trie *t, struct str s, int32_t token)
     t->tokens[node] = token;
 }
 
+/* Tokens share their beginnings, so that there are often far fewer nodes than bytes: what a start reads should be small. */
+static bool trie_shrink(struct trie *t)
+{
+    struct trie old = *t;
+    t->keys = NULL;
+    t->nodes = NULL;
+    bool ok = trie_slots(t, t->n_nodes);
+    for (uint32_t i = 0; ok && i < old.n_slots; i++) {
+        if (!old.keys[i]) continue;
+        uint32_t slot = trie_slot(t, (old.keys[i] - 1) >> 8, (uint8_t)(old.keys[i] - 1));
+        t->keys[slot] = old.keys[i];
+        t->nodes[slot] = old.nodes[i];
+    }
+    mb_free(old.keys);
+    mb_free(old.nodes);
+    return ok;
+}
+
 mb_status added_build(struct added_set *s, mb_error *err)
 {
     for (int normalized = 0; normalized < 2; normalized++) {
@@ -80,6 +103,7 @@ mb_status added_build(struct added_set *s, mb_error *err)
         if (!trie_init(t, n_bytes)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the added tokens");
         for (size_t i = 0; i < s->n; i++)
             if (!!(s->items[i].flags & ADDED_NORMALIZED) == normalized) trie_add(t, s->items[i].pattern, (int32_t)i);
+        if (!trie_shrink(t)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the added tokens");
     }
     return MB_OK;
 }

@@ -135,7 +135,7 @@ static void merge_short(struct word *w)
                 at = i;
             }
         if (at == n) break;
-        sym[at].id = best[at]->id;
+        sym[at].id = w->b->merge_ids[best[at]->rank];
         sym[at].end = sym[at + 1].end;
         n--;
         memmove(sym + at + 1, sym + at + 2, (n - at - 1) * sizeof *sym);
@@ -181,7 +181,7 @@ static bool pair_add(struct word *w, int32_t pos, size_t *n, bool sift)
     const struct merge_slot *m = merge_find(w->b, left, right);
     if (!m) return true;
     if (!scratch_grow((void **)&w->s->heap, &w->s->cap_heap, *n + 1, sizeof *w->s->heap)) return false;
-    w->s->heap[*n] = (struct heap_item){ m->rank, (uint32_t)pos, m->id, left, right };
+    w->s->heap[*n] = (struct heap_item){ m->rank, (uint32_t)pos, w->b->merge_ids[m->rank], left, right };
     if (sift) heap_up(w->s->heap, *n);
     (*n)++;
     return true;

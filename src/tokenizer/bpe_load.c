@@ -8,31 +8,36 @@
 
 static const char meta[] = "\xE2\x96\x81";
 
-static bool slots_grow(struct bpe *b)
+static void slot_put(struct bpe *b, struct merge_slot m)
 {
-    uint32_t n = b->n_slots ? b->n_slots * 2 : 1024, n_old = b->n_slots;
+    uint32_t i = merge_first_slot(m.left, m.right, b->n_slots);
+    while (b->slots[i].left >= 0 && !(b->slots[i].left == m.left && b->slots[i].right == m.right)) i = i + 1 < b->n_slots ? i + 1 : 0;
+    if (b->slots[i].left < 0) b->n_used++;
+    b->slots[i] = m; /* the same pair twice: the later rank counts */
+}
+
+static bool slots_resize(struct bpe *b, uint32_t n)
+{
     struct merge_slot *slots = mb_alloc(n * sizeof *slots), *old = b->slots;
+    uint32_t n_old = b->n_slots;
     if (!slots) return false;
     memset(slots, 0xFF, n * sizeof *slots);
-    for (uint32_t i = 0; i < n_old; i++) {
-        if (old[i].left < 0) continue;
-        uint32_t k = pair_hash(old[i].left, old[i].right) & (n - 1);
-        while (slots[k].left >= 0) k = (k + 1) & (n - 1);
-        slots[k] = old[i];
-    }
-    mb_free(old);
     b->slots = slots;
     b->n_slots = n;
+    b->n_used = 0;
+    for (uint32_t i = 0; i < n_old; i++)
+        if (old[i].left >= 0) slot_put(b, old[i]);
+    mb_free(old);
     return true;
 }
 
-static bool merge_put(struct bpe *b, struct merge_slot m)
+static bool merge_put(struct bpe *b, struct merge_slot m, int32_t id)
 {
-    if ((b->n_used + 1) * 5 > b->n_slots * 3 && !slots_grow(b)) return false;
-    uint32_t mask = b->n_slots - 1, i = pair_hash(m.left, m.right) & mask;
-    while (b->slots[i].left >= 0 && !(b->slots[i].left == m.left && b->slots[i].right == m.right)) i = (i + 1) & mask;
-    if (b->slots[i].left < 0) b->n_used++;
-    b->slots[i] = m; /* the same pair twice: the later rank counts */
+    if ((uint64_t)(b->n_used + 1) * 5 > (uint64_t)b->n_slots * 3 && !slots_resize(b, b->n_slots * 2)) return false;
+    if (!scratch_grow((void **)&b->merge_ids, &b->cap_merges, (size_t)m.rank + 1, sizeof *b->merge_ids)) return false;
+    b->merge_ids[m.rank] = id; /* ranks come in order */
+    b->n_merges = m.rank + 1;
+    slot_put(b, m);
     return true;
 }
 
@@ -88,13 +93,13 @@ static mb_status take_merge(struct merge_loader *l, const struct queued_merge *q
 {
     const char *s = q->text.data ? q->text.data : "", *all = s + q->len[0] + q->len[1];
     struct merge_slot m = { vocab_find_hashed(l->v, q->hash[0], s, q->len[0]),
-                            vocab_find_hashed(l->v, q->hash[1], s + q->len[0], q->len[1]), q->rank,
-                            vocab_find_hashed(l->v, q->hash[2], all, q->len[2]) };
-    if (m.left < 0 || m.right < 0 || m.id < 0)
+                            vocab_find_hashed(l->v, q->hash[1], s + q->len[0], q->len[1]), q->rank };
+    int32_t id = vocab_find_hashed(l->v, q->hash[2], all, q->len[2]);
+    if (m.left < 0 || m.right < 0 || id < 0)
         return mb_fail(err, MB_BAD_FORMAT, "tokenizer.json: model.merges[%u]: its %s is not in model.vocab", q->rank,
                        m.left < 0 ? "left piece" : m.right < 0 ? "right piece" : "result");
     if (l->b->cuts) note_join(l->b, s, q->len[0], s + q->len[0], q->len[1]);
-    if (!merge_put(l->b, m)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
+    if (!merge_put(l->b, m, id)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
     return MB_OK;
 }
 
@@ -134,11 +139,13 @@ static mb_status load_merge(void *ctx, uint32_t i, struct str left, struct str r
 
 mb_status bpe_load_merges(struct bpe *b, const struct vocab *v, struct str merges, mb_error *err)
 {
-    if (!slots_grow(b)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
+    if (!slots_resize(b, 1024)) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
     struct merge_loader l = { .b = b, .v = v };
     for (size_t i = 0; i < N_QUEUE; i++) buf_init(&l.queue[i].text, TOKENIZER_MAX_FILE);
     mb_status st = scan_merges(merges, load_merge, &l, err);
     if (st == MB_OK) st = take_queue(&l, err);
+    uint32_t n = b->n_used + b->n_used / 3 * 2 + 16; /* three fifths full: what a start reads should be small */
+    if (st == MB_OK && n < b->n_slots && !slots_resize(b, n)) st = mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the merges");
     finish_joins(b, v);
     for (size_t i = 0; i < N_QUEUE; i++) buf_free(&l.queue[i].text);
     return st;
@@ -183,6 +190,8 @@ mb_status bpe_load(struct bpe *b, const struct vocab *v, struct arena *mem, cons
 void bpe_free(struct bpe *b)
 {
     mb_free(b->slots);
+    mb_free(b->merge_ids);
     b->slots = NULL;
+    b->merge_ids = NULL;
     word_table_free(&b->words);
 }

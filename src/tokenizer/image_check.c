@@ -13,66 +13,58 @@ static bool is_power_of_two(uint32_t n)
     return n > 0 && (n & (n - 1)) == 0;
 }
 
-/* --- tables that are looked at in parts --- */
+/* --- tables that are looked at in parts: signs of differences, gathered --- */
 
-static void look_at_entries(struct vocab_sums *c, const struct vocab_entry *at, size_t n)
+static void look_at_entries(const struct vocab *v, struct vocab_sums *c, const struct vocab_entry *at, size_t n)
 {
-    uint64_t end = c->end;
-    uint32_t longest = c->longest;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t e = at[i].len_1 ? (uint64_t)at[i].off + at[i].len_1 : 0;
-        end = e > end ? e : end;
-        longest = at[i].len_1 > longest ? at[i].len_1 : longest;
-    }
-    c->end = end;
-    c->longest = longest;
+    uint64_t n_blob = v->blob.len, longest_1 = (uint64_t)v->max_len + 1, bad = 0;
+    for (size_t i = 0; i < n; i++) bad |= (n_blob - at[i].off - at[i].len_1) | (longest_1 - at[i].len_1);
+    c->bad |= bad >> 63 != 0;
 }
 
-static void look_at_slots(struct vocab_sums *c, const struct vocab_slot *slots, size_t n)
+static void look_at_slots(const struct vocab *v, struct vocab_sums *c, const struct vocab_slot *slots, size_t n)
 {
-    int32_t least = c->least, most = c->most;
+    uint32_t most = (uint32_t)v->n_ids - 1, bad = 0, any = 0;
     for (size_t i = 0; i < n; i++) {
-        int32_t id = slots[i].id;
-        least = id < least ? id : least;
-        most = id > most ? id : most;
+        uint32_t id = (uint32_t)slots[i].id;
+        any |= id;
+        bad |= (id + 1) | (most - id); /* -1 .. most */
     }
-    c->least = least;
-    c->most = most;
+    c->bad |= bad >> 31 != 0;
+    c->has_empty |= any >> 31 != 0;
 }
 
 static void look_at_merges(struct image_check *c, const struct merge_slot *m, size_t n)
 {
-    int32_t least = c->merge_least, most = c->merge_most, used_bad = c->merge_bad;
+    uint64_t n_merges = c->t->bpe.n_merges, bad = 0;
+    uint32_t any = 0;
     for (size_t i = 0; i < n; i++) {
-        least = m[i].left < least ? m[i].left : least;
-        most = m[i].id > most ? m[i].id : most;
-        used_bad |= ~m[i].left & m[i].id; /* negative when a used slot has a negative id */
+        any |= (uint32_t)m[i].left;
+        bad |= (uint64_t)(uint32_t)~m[i].left << 32 & (n_merges - 1 - m[i].rank); /* the sign, where left is not negative */
     }
-    c->merge_least = least;
-    c->merge_most = most;
-    c->merge_bad = used_bad;
+    c->merges_bad |= bad >> 63 != 0;
+    c->merges_have_empty |= any >> 31 != 0;
 }
 
 static void look_at_words(struct image_check *c, const struct word_entry *e, size_t n)
 {
-    int32_t most = c->word_most, used_bad = c->word_bad;
-    size_t n_empty = 0;
+    uint32_t most = (uint32_t)c->t->vocab.n_ids - 1, bad = 0;
+    bool empty = false;
     for (size_t i = 0; i < n; i++) {
-        n_empty += e[i].tail == 0;
-        most = e[i].id > most ? e[i].id : most;
-        used_bad |= -(int32_t)(e[i].tail != 0) & e[i].id;
+        uint32_t id = (uint32_t)e[i].id, used = 0u - (uint32_t)(e[i].tail != 0);
+        empty |= !e[i].tail;
+        bad |= used & (id | (most - id));
     }
-    c->word_most = most;
-    c->word_bad = used_bad;
-    c->n_empty_words += n_empty;
+    c->words_bad |= bad >> 31 != 0;
+    c->words_have_empty |= empty;
 }
 
 void image_check_begin(struct image_check *c, const struct tokenizer *t)
 {
-    *c = (struct image_check){ .t = t, .vocab = { .most = -1 }, .merge_most = -1, .word_most = -1 };
+    *c = (struct image_check){ .t = t };
 }
 
-/* The part of a table of n elements at `at` that lies in [first, end): its elements, none across the borders. */
+/* The elements of a table that end in the part of the file that ends at `end`, and not before `first`. */
 static size_t part_of(const void *at, size_t n, size_t size, const uint8_t *first, const uint8_t *end, size_t *from)
 {
     const uint8_t *a = at, *z = a + n * size;
@@ -86,8 +78,8 @@ void image_check_bytes(struct image_check *c, const uint8_t *first, const uint8_
     const struct tokenizer *t = c->t;
     const struct vocab *v = &t->vocab;
     size_t from = 0, n;
-    if ((n = part_of(v->at, (size_t)v->n_ids, sizeof *v->at, first, end, &from))) look_at_entries(&c->vocab, v->at + from, n);
-    if ((n = part_of(v->slots, v->n_slots, sizeof *v->slots, first, end, &from))) look_at_slots(&c->vocab, v->slots + from, n);
+    if ((n = part_of(v->at, (size_t)v->n_ids, sizeof *v->at, first, end, &from))) look_at_entries(v, &c->vocab, v->at + from, n);
+    if ((n = part_of(v->slots, v->n_slots, sizeof *v->slots, first, end, &from))) look_at_slots(v, &c->vocab, v->slots + from, n);
     if ((n = part_of(t->bpe.slots, t->bpe.n_slots, sizeof *t->bpe.slots, first, end, &from))) look_at_merges(c, t->bpe.slots + from, n);
     if ((n = part_of(t->bpe.words.at, t->bpe.words.n, sizeof *t->bpe.words.at, first, end, &from)))
         look_at_words(c, t->bpe.words.at + from, n);
@@ -97,16 +89,16 @@ void image_check_bytes(struct image_check *c, const uint8_t *first, const uint8_
 
 static bool vocab_is_sound(const struct vocab *v, const struct vocab_sums *c)
 {
-    if (c->end > v->blob.len || c->longest > v->max_len + 1u || v->max_len >= UINT32_MAX / 4) return false;
+    if (c->bad || v->max_len >= UINT32_MAX / 4 || v->blob.len > TOKENIZER_MAX_FILE) return false;
     if (v->n_slots == 0) return v->n_ids == 0;
-    return is_power_of_two(v->n_slots) && c->least == -1 /* one is empty */ && c->most < v->n_ids;
+    return is_power_of_two(v->n_slots) && c->has_empty;
 }
 
 static bool added_vocab_is_sound(const struct vocab *v)
 {
-    struct vocab_sums c = { .most = -1 };
-    look_at_entries(&c, v->at, (size_t)v->n_ids);
-    look_at_slots(&c, v->slots, v->n_slots);
+    struct vocab_sums c = { 0 };
+    look_at_entries(v, &c, v->at, (size_t)v->n_ids);
+    look_at_slots(v, &c, v->slots, v->n_slots);
     return vocab_is_sound(v, &c);
 }
 
@@ -126,12 +118,15 @@ static bool trie_is_sound(const struct trie *t, size_t n_tokens)
 static bool merges_are_sound(const struct image_check *c)
 {
     if (c->t->bpe.n_slots == 0) return true; /* never read: model_is_whole */
-    return is_power_of_two(c->t->bpe.n_slots) && c->merge_least < 0 && c->merge_most < c->t->vocab.n_ids && c->merge_bad >= 0;
+    const struct bpe *b = &c->t->bpe;
+    bool bad = false;
+    for (uint32_t i = 0; i < b->n_merges; i++) bad |= (uint32_t)b->merge_ids[i] >= (uint32_t)c->t->vocab.n_ids;
+    return !bad && !c->merges_bad && c->merges_have_empty;
 }
 
 static bool words_are_sound(const struct image_check *c)
 {
-    return (c->t->bpe.words.n == 0 || c->n_empty_words > 0) && c->word_most < c->t->vocab.n_ids && c->word_bad >= 0;
+    return !c->words_bad && (c->t->bpe.words.n == 0 || c->words_have_empty);
 }
 
 /* Children lie behind their parent, so that no walk goes in circles. */

@@ -19,8 +19,7 @@ static mb_status load_flags(struct tokenizer *t, mb_error *err)
     if (!t->id_flags) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the vocabulary");
     for (int32_t i = 0; i < t->vocab.n_ids; i++)
         if (t->vocab.at[i].len_1) t->id_flags[i] |= ID_MODEL;
-    for (uint32_t i = 0; i < t->bpe.n_slots; i++)
-        if (t->bpe.slots[i].left >= 0) t->id_flags[t->bpe.slots[i].id] |= ID_MERGED;
+    for (uint32_t i = 0; i < t->bpe.n_merges; i++) t->id_flags[t->bpe.merge_ids[i]] |= ID_MERGED;
     for (int i = 0; i < 256 && t->model == MODEL_BPE; i++)
         if (t->bpe.unit_id[i] >= 0) t->id_flags[t->bpe.unit_id[i]] |= ID_MERGED; /* single characters too */
     for (size_t i = 0; i < t->added.n; i++) {

@@ -338,14 +338,16 @@ void word_cache_keep(struct word_cache *c, const struct word_key *k, const struc
 /* --- bpe.c, bpe_load.c --- */
 struct merge_slot {
     int32_t left, right; /* left -1: empty */
-    uint32_t rank;
-    int32_t id;
+    uint32_t rank;       /* of the merge; what it makes is merge_ids[rank] */
 };
 /* Classes of characters for cutting: ASCII its own, U+2581, all others. */
 enum { JOIN_META = 128, JOIN_OTHER, JOIN_CLASSES };
 struct bpe {
-    struct merge_slot *slots;
+    struct merge_slot *slots; /* [n_slots] open addressing */
     uint32_t n_slots, n_used;
+    int32_t *merge_ids;       /* [n_merges] by rank */
+    uint32_t n_merges;
+    size_t cap_merges;
     int32_t unit_id[256];  /* raw: id of each byte's character; else of each ASCII character */
     int32_t byte_id[256];  /* id of "<0xNN>" */
     int32_t unk_id;
@@ -414,10 +416,13 @@ static inline uint32_t pair_hash(int32_t left, int32_t right)
     k *= 0x9E3779B97F4A7C15u;
     return (uint32_t)((k ^ k >> 29) * 0xBF58476D1CE4E5B9u >> 32);
 }
+static inline uint32_t merge_first_slot(int32_t left, int32_t right, uint32_t n_slots)
+{
+    return (uint32_t)((uint64_t)pair_hash(left, right) * n_slots >> 32);
+}
 static inline const struct merge_slot *merge_find(const struct bpe *b, int32_t left, int32_t right)
 {
-    uint32_t mask = b->n_slots - 1;
-    for (uint32_t i = pair_hash(left, right) & mask;; i = (i + 1) & mask) {
+    for (uint32_t i = merge_first_slot(left, right, b->n_slots);; i = i + 1 < b->n_slots ? i + 1 : 0) {
         const struct merge_slot *m = &b->slots[i];
         if (m->left == left && m->right == right) return m;
         if (m->left < 0) return NULL;
@@ -584,17 +589,14 @@ mb_status image_write(const struct tokenizer *t, struct str sections, const char
 mb_status image_open(struct tokenizer **out, const char *path, uint64_t key, mb_error *err);
 void image_release(struct tokenizer *t); /* let go of what lies in the map; nothing without one */
 /* Every index and length of the tables, so that whatever the file holds, no reader leaves them. image_check_bytes is
- * shown all bytes of the image once, in parts whose borders lie at multiples of 64 bytes of the file. */
+ * shown all bytes of the image once, in order, in parts. */
 struct vocab_sums {
-    uint64_t end;      /* greatest end of a text */
-    uint32_t longest;  /* length + 1 */
-    int32_t least, most;
+    bool bad, has_empty;
 };
 struct image_check {
     const struct tokenizer *t; /* its tables lie in the image */
     struct vocab_sums vocab;
-    int32_t merge_least, merge_most, merge_bad, word_most, word_bad;
-    size_t n_empty_words;
+    bool merges_bad, merges_have_empty, words_bad, words_have_empty;
 };
 void image_check_begin(struct image_check *c, const struct tokenizer *t);
 void image_check_bytes(struct image_check *c, const uint8_t *first, const uint8_t *end);
