@@ -315,6 +315,31 @@ static void add_shared_expert(struct writer *w, int i_layer, const buf_id gate_u
     add_linears(w, i_layer, &out, in_of, 1, 0);
 }
 
+/* The chosen experts of a layer, `width` wide: gate, up (which read in_of[0] and in_of[1]) and down. NULL: the plan has failed. */
+static struct plan_step *add_experts(struct writer *w, int i_layer, const buf_id in_of[2], buf_id out,
+                                     const struct weight *const experts[3], int32_t width)
+{
+    const struct layer_spec *l = &w->m->spec.layers[i_layer];
+    if (in_of[0] != in_of[1]) {
+        w->failed = true;
+        mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
+        return NULL;
+    }
+    struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[0], out);
+    s->u.experts.route = w->b.route;
+    s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, experts[2]->k, weight_group(w, experts[2]), false);
+    if (s->u.experts.hidden >= 0) w->p->bufs[s->u.experts.hidden].n_slots = l->top_k;
+    s->u.experts.gate = experts[0];
+    s->u.experts.up = experts[1];
+    s->u.experts.down = experts[2];
+    s->u.experts.n_expert = l->n_expert;
+    s->u.experts.top_k = l->top_k;
+    s->u.experts.width = width;
+    s->u.experts.kind = w->m->spec.glu;
+    s->u.experts.shared = s->u.experts.shared_gate = -1;
+    return s;
+}
+
 /* The norm's linear inputs serve the router and the experts alike. */
 static void add_moe(struct writer *w, int i_layer)
 {
@@ -329,32 +354,19 @@ static void add_moe(struct writer *w, int i_layer)
         return;
     }
     add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, l->d_shared > 0 ? 6 : 3, false, w->b.lora_in, in_of);
-    if (in_of[1] != in_of[2]) {
-        w->failed = true;
-        mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
-        return;
-    }
     struct part router[2] = { { &lw->router, lw->router_bias, w->b.router, false, 0 },
                               { &lw->shared_router, NULL, w->b.shared_gate, false, 0 } };
     const buf_id router_in[2] = { in_of[0], in_of[3] };
     add_linears(w, i_layer, router, router_in, l->d_shared > 0 ? 2 : 1, 0);
     add_route(w, i_layer);
     if (l->d_shared > 0) add_shared_expert(w, i_layer, in_of + 4);
-    struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[1], spec->post_norms ? w->b.branch : -1);
+    const struct weight *const experts[3] = { &lw->gate, &lw->up, &lw->down };
+    struct plan_step *s = add_experts(w, i_layer, in_of + 1, spec->post_norms ? w->b.branch : -1, experts, l->d_ff);
+    if (!s) return;
     s->add_to = spec->post_norms ? -1 : w->b.residual;
-    s->u.experts.route = w->b.route;
-    s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, lw->down.k, weight_group(w, &lw->down), false);
-    if (s->u.experts.hidden >= 0) w->p->bufs[s->u.experts.hidden].n_slots = l->top_k;
-    s->u.experts.gate = &lw->gate;
-    s->u.experts.up = &lw->up;
-    s->u.experts.down = &lw->down;
     s->u.experts.gate_bias = lw->gate_bias;
     s->u.experts.up_bias = lw->up_bias;
     s->u.experts.down_bias = lw->down_bias;
-    s->u.experts.n_expert = l->n_expert;
-    s->u.experts.top_k = l->top_k;
-    s->u.experts.width = l->d_ff;
-    s->u.experts.kind = spec->glu;
     s->u.experts.shared = l->d_shared > 0 ? w->b.shared : -1;
     s->u.experts.shared_gate = l->d_shared > 0 ? w->b.shared_gate : -1;
     if (spec->post_norms) add_post_mlp_norm(w, i_layer);
@@ -375,24 +387,9 @@ static void add_side_experts(struct writer *w, int i_layer)
     add_linears(w, i_layer, &part, in_of, 1, 0);
     add_route(w, i_layer);
     add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->pre_experts_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
-    if (in_of[0] != in_of[1]) {
-        w->failed = true;
-        mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
-        return;
-    }
-    struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[0], w->b.branch_experts);
-    s->u.experts.route = w->b.route;
-    s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, lw->expert_down.k, weight_group(w, &lw->expert_down), false);
-    if (s->u.experts.hidden >= 0) w->p->bufs[s->u.experts.hidden].n_slots = l->top_k;
-    s->u.experts.gate = &lw->expert_gate;
-    s->u.experts.up = &lw->expert_up;
-    s->u.experts.down = &lw->expert_down;
-    s->u.experts.n_expert = l->n_expert;
-    s->u.experts.top_k = l->top_k;
-    s->u.experts.width = l->d_expert;
-    s->u.experts.kind = spec->glu;
-    s->u.experts.shared = s->u.experts.shared_gate = -1;
-    s = add_norm(w, i_layer, w->b.branch_experts, lw->post_experts_norm);
+    const struct weight *const experts[3] = { &lw->expert_gate, &lw->expert_up, &lw->expert_down };
+    if (!add_experts(w, i_layer, in_of, w->b.branch_experts, experts, l->d_expert)) return;
+    struct plan_step *s = add_norm(w, i_layer, w->b.branch_experts, lw->post_experts_norm);
     s->post_add = true;
     s->add_to = w->b.branch;
 }
