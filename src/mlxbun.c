@@ -131,6 +131,7 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
                                    .n_layer_full = e->loaded.n_layer_full, .n_layer_window = e->loaded.n_layer_window,
                                    .device = e->loaded.device, .tier = mb_tier_name(load->tier),
                                    .weight_bytes = e->loaded.weight_bytes, .pool_bytes = e->loaded.pool_bytes,
+                                   .expert_cache_bytes = e->loaded.expert_cache_bytes,
                                    .batch = load->engine.batch, .embeds = e->loaded.embeds };
     char adapter[ENGINE_ADAPTER_ID_BYTES];
     if (x && x->adapter) {
@@ -152,6 +153,9 @@ mb_status mb_extra_to_load(const char *path, const mb_options *opt, const struct
     if (!x) return MB_OK;
     out->kv_budget_bytes = x->kv_budget_bytes;
     if (x->packed_cache && x->cache_dir[0]) out->packed_dir = x->cache_dir;
+    out->expert_offload = x->expert_offload;
+    if (x->expert_dir[0]) out->expert_dir = x->expert_dir;
+    out->expert_cache_bytes = x->expert_cache_bytes;
     out->max_lora_rank = x->max_lora_rank;
     if (x->client_timeout_ms > 0) out->engine.client_timeout_ms = x->client_timeout_ms;
     return MB_OK;

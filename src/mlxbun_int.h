@@ -29,6 +29,9 @@ struct mb_open_extra {
     const char *adapter;          /* --adapter: a folder, or ID=folder; mounted and the default for requests */
     int32_t max_lora_rank;        /* 0 = 64 */
     bool packed_cache;            /* packed weights are kept there too */
+    bool expert_offload;          /* experts stay in a file in expert_dir */
+    uint64_t expert_cache_bytes;  /* memory for some of them; 0: half of what is left */
+    char expert_dir[1088];        /* "": no place for it */
     char cache_dir[1024];         /* tables of the tokenizer are kept below it; "": nowhere */
 };
 mb_status mb_engine_open_extra(mb_engine **out, const char *path, const mb_options *opt, const struct mb_open_extra *x,

@@ -40,6 +40,9 @@ static void print_estimate(const char *path, const struct engine_loaded *l)
     printf("\n%s\n  device    %s\n", path, l->device);
     printf("  memory    %s: weights %s, scratch %s, KV pool %s\n", model_size_text(l->usable_bytes, a),
            model_size_text(l->weight_bytes, b), model_size_text(l->scratch_bytes, c), model_size_text(l->pool_bytes, d));
+    if (l->expert_bytes)
+        printf("  experts   %s in a file, %s of memory for those in use\n", model_size_text(l->expert_bytes, a),
+               model_size_text(l->expert_cache_bytes, b));
     printf("  context   %d tokens; %d fit the pool; a token of full attention takes %s\n", (int)l->n_context,
            (int)l->max_context_in_pool, model_size_text(l->kv_bytes_per_token, e));
     printf("  layers    %d with full attention, %d with a window; vocabulary %d\n", (int)l->n_layer_full,
@@ -67,9 +70,9 @@ static void append_estimate(struct buf *b, const char *path, const struct engine
     buf_append_str(b, ",\"model\":{\"path\":");
     json_write_string(b, path, strlen(path));
     buf_printf(b, ",\"usable_bytes\":%zu,\"weight_bytes\":%zu,\"scratch_bytes\":%zu,\"pool_bytes\":%zu,\"n_context\":%d,"
-               "\"max_context_in_pool\":%d,\"kv_bytes_per_token\":%zu,\"n_vocab\":%d,\"n_layer_full\":%d,\"n_layer_window\":%d}",
+               "\"max_context_in_pool\":%d,\"expert_bytes\":%zu,\"expert_cache_bytes\":%zu,\"kv_bytes_per_token\":%zu,\"n_vocab\":%d,\"n_layer_full\":%d,\"n_layer_window\":%d}",
                l->usable_bytes, l->weight_bytes, l->scratch_bytes, l->pool_bytes, (int)l->n_context,
-               (int)l->max_context_in_pool, l->kv_bytes_per_token, (int)l->n_vocab, (int)l->n_layer_full,
+               (int)l->max_context_in_pool, l->expert_bytes, l->expert_cache_bytes, l->kv_bytes_per_token, (int)l->n_vocab, (int)l->n_layer_full,
                (int)l->n_layer_window);
 }
 

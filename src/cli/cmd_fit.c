@@ -30,6 +30,15 @@ static void print_memory(const struct fit_report *r)
            model_size_text(r->total_bytes, d), model_size_text(r->usable_bytes, e), r->fits ? "fits" : "does not fit");
 }
 
+static void print_experts(const struct fit_view *v)
+{
+    char a[32], b[32];
+    const struct engine_loaded *l = &v->model.info;
+    if (!l->expert_bytes) return;
+    printf("  experts   %s in a file; of the weights in memory %s are for those in use%s\n", model_size_text(l->expert_bytes, a),
+           model_size_text(l->expert_cache_bytes, b), fit_is_resident(&v->model) ? "" : ": the others are read, no speed is predicted");
+}
+
 static void print_speed(const struct fit_view *v)
 {
     char when[16];
@@ -66,6 +75,7 @@ static void print_text(const struct flags *f, const struct fit_view *v)
     printf("%s\n", v->path);
     print_machine(&v->here);
     print_memory(r);
+    print_experts(v);
     if (r->max_safe_context > 0)
         printf("  context   %d tokens are safe; the model's own is %d\n", (int)r->max_safe_context, (int)v->model.info.n_context);
     else printf("  context   none: weights and scratch alone are too much\n");
@@ -84,6 +94,8 @@ static mb_status print_json(const struct flags *f, const struct fit_view *v, mb_
     buf_printf(&more, ", \"model_context\": %d, \"report_context\": %d, \"device\": ", (int)v->model.info.n_context,
                (int)v->report.n_context);
     json_write_string(&more, v->here.device, strlen(v->here.device));
+    if (v->model.info.expert_bytes)
+        buf_printf(&more, ", \"expert_bytes\": %zu, \"expert_cache_bytes\": %zu", v->model.info.expert_bytes, v->model.info.expert_cache_bytes);
     buf_printf(&more, ", \"tier\": \"%s\", \"kv\": \"%s\", \"predicted_prefill_tps\": ", mb_tier_name(v->model.tier),
                mb_kv_name((enum kv_format)v->model.info.kv_format));
     json_write_double(&more, v->report.prefill_tps);

@@ -107,6 +107,9 @@ static void print_memory(const struct engine_loaded *l)
     char a[32], b[32], c[32], d[32];
     printf("  memory   %s: weights %s, scratch %s, KV pool %s\n", model_size_text(l->usable_bytes, a),
            model_size_text(l->weight_bytes, b), model_size_text(l->scratch_bytes, c), model_size_text(l->pool_bytes, d));
+    if (l->expert_bytes)
+        printf("  experts  %s in a file, %s of memory for those in use\n", model_size_text(l->expert_bytes, a),
+               model_size_text(l->expert_cache_bytes, b));
     printf("  context  %d tokens; one request can use %d\n", (int)l->n_context, (int)l->max_context_in_pool);
 }
 
@@ -204,7 +207,6 @@ mb_status serve_run(const struct flags *f, const char *positional, const char *o
     MB_TRY(find_model(f, positional, path, err));
     static struct lock in_use; /* until the process ends: gc and rm leave the snapshot alone */
     get_use(&in_use, path);
-    if (f->expert_offload.given) LOGW("serve", "--expert-offload: ignored, all weights stay in memory");
     MB_TRY(load(f, path, &e, err));
     struct serve_fit *fit = serve_fit_open(f, path, e);
     struct library *library = open_library(f, path, fit);

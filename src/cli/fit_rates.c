@@ -172,7 +172,7 @@ mb_status fit_view_of(const struct store *s, const struct engine_load *load, con
     fit_report_make(&out->report, &out->model, &out->here.rates, n_context);
     out->context_tokens = out->report.max_safe_context;
     out->typical_context = out->context_tokens < FIT_TYPICAL_CONTEXT ? out->context_tokens : FIT_TYPICAL_CONTEXT;
-    if (out->here.rates.read_bytes_s > 0) out->typical_tps = 1 / fit_decode_s(&out->model, &out->here.rates, out->typical_context);
+    if (out->here.rates.read_bytes_s > 0 && fit_is_resident(&out->model)) out->typical_tps = 1 / fit_decode_s(&out->model, &out->here.rates, out->typical_context);
     find_measured(s, load, path, out);
     return MB_OK;
 }

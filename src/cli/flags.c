@@ -152,9 +152,15 @@ static const struct flag_row rows[] = {
       .state = FLAG_NO_EFFECT, .help = "accepted, changes nothing",
       .note = "Weights are packed into memory of this process at load and never dropped or read again from the file, which is "
               "what the flag is for; only swap could push them out.", .spec = "T1.46 T2.07 CFG-118 CFG-119" },
-    { .name = "expert-offload", .type = FLAG_BOOL, .off = OFF(expert_offload), .commands = CMD_SERVE, .state = FLAG_NO_EFFECT,
-      .help = "accepted, changes nothing", .note = "Experts stay in memory; one log line says that the flag is ignored.",
-      .spec = "T1.47 CFG-120" },
+    { .name = "expert-offload", .type = FLAG_BOOL, .off = OFF(expert_offload), .commands = CMD_MODEL,
+      .help = "keep the experts of a mixture in a file, in memory only those in use",
+      .note = "One file a model directory, in packed/ below --cache-dir, as large as the packed experts; made at the first start with this "
+              "flag and again when the model's files change. For models larger than memory; the same bits, at the speed of the disk "
+              "where --expert-cache does not hold what is used. Ignored, with one log line, by models without experts.",
+      .spec = "T1.47 CFG-120 ENG-227" },
+    { .name = "expert-cache", .type = FLAG_BYTES_GB, .off = OFF(expert_cache), .min = 0, .max = 1e6, .commands = CMD_MODEL, .unit = "GB",
+      .help = "memory for experts that were read, with --expert-offload (decimal GB); 0 = half of what is left",
+      .note = "Part of --memory-budget. Whole experts, one at least; the least used of late give way." },
 
     /* --- adapters and drafts --- */
     { .name = "adapter", .aliases = "adapter-path", .type = FLAG_STRING, .off = OFF(adapter), .commands = ADAPTED | CMD_FUSE,
@@ -429,8 +435,9 @@ static const struct flag_row rows[] = {
       .commands = RUNS, .state = FLAG_NO_EFFECT, .note = "As MLX_BUN_TRELLIS.", .spec = "T2.09 CFG-140 CFG-141" },
     { .type = FLAG_BOOL, .off = OFF(env_bool), .env = "MLX_BUN_TRELLIS_ASYNC_EXPAND", .commands = RUNS,
       .state = FLAG_NO_EFFECT, .note = "As MLX_BUN_TRELLIS.", .spec = "T2.10 CFG-142" },
-    { .type = FLAG_STRING, .off = OFF(env_string), .env = "MLX_BUN_EXPERT_OFFLOAD", .commands = RUNS,
-      .state = FLAG_NO_EFFECT, .note = "As --expert-offload.", .spec = "T2.13 CFG-143" },
+    { .type = FLAG_STRING, .off = OFF(expert_offload_dir), .env = "MLX_BUN_EXPERT_OFFLOAD", .commands = CMD_MODEL,
+      .note = "A folder: as --expert-offload, with the file in this folder; one that is there already is used, else it is made.",
+      .spec = "T2.13 CFG-143" },
     { .type = FLAG_BOOL, .off = OFF(env_bool), .env = "MLX_BUN_PREFILL_TAIL_SPLIT", .dflt = "1", .commands = RUNS,
       .state = FLAG_NO_EFFECT, .note = "Where a prompt is cut changes no bit here.", .spec = "T2.14 CFG-144" },
     { .type = FLAG_BOOL, .off = OFF(grammar), .env = "MLX_BUN_GRAMMAR", .dflt = "1", .commands = CMD_SERVE,

@@ -13,7 +13,7 @@ struct flags {
     /* memory, caches, scheduling */
     struct flag_value memory_budget, kv_budget, packed_cache, prompt_cache, batch, prefill_chunk, body_memory, client_timeout;
     struct flag_value ssd_cache, ssd_cache_max, ssd_cache_verify, ssd_demote_idle, generation_checkpoint;
-    struct flag_value isolate, model_pool, paged_kv, paged_kv_block_size, force_wire, expert_offload;
+    struct flag_value isolate, model_pool, paged_kv, paged_kv_block_size, force_wire, expert_offload, expert_offload_dir, expert_cache;
     /* adapters and drafts */
     struct flag_value adapter, max_lora_rank, draft_model, draft_kind, num_draft_tokens, ngram_max, ngram_min, mtp, context_length;
     /* arithmetic */

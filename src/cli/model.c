@@ -163,6 +163,19 @@ static mb_status choose_tier(const struct flags *f, const char **tier, mb_error 
     return MB_OK;
 }
 
+/* The experts' file lies beside the packed weights, or where the variable says. */
+static mb_status set_offload(const struct flags *f, struct mb_open_extra *x, mb_error *err)
+{
+    const char *dir = f->expert_offload_dir.given ? f->expert_offload_dir.s : "";
+    x->expert_offload = f->expert_offload.b || *dir;
+    x->expert_cache_bytes = (uint64_t)f->expert_cache.i;
+    if (*dir) {
+        int n = snprintf(x->expert_dir, sizeof x->expert_dir, "%s", dir);
+        return n > 0 && (size_t)n < sizeof x->expert_dir ? MB_OK : mb_fail(err, MB_INVALID, "MLX_BUN_EXPERT_OFFLOAD: the path is too long");
+    }
+    return x->cache_dir[0] ? path_join(x->expert_dir, sizeof x->expert_dir, x->cache_dir, "packed", err) : MB_OK;
+}
+
 mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_extra *x, mb_error *err)
 {
     *opt = (mb_options){ .size = sizeof *opt };
@@ -190,7 +203,7 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     x->max_lora_rank = (int32_t)f->max_lora_rank.i;
     x->packed_cache = f->packed_cache.b;
     if (model_cache_dir(f, x->cache_dir, sizeof x->cache_dir, NULL) != MB_OK) x->cache_dir[0] = '\0';
-    return MB_OK;
+    return set_offload(f, x, err);
 }
 
 mb_status model_open_flags(const struct flags *f, const char *positional, mb_engine **out, char path[MODEL_PATH_MAX],

@@ -15,7 +15,7 @@
 #include "base/mem.h"
 #include "engine/stepper.h"
 #include "model/adapter.h"
-#include "ops/plan.h"
+#include "ops/ops.h"
 
 struct engine; /* opaque */
 
@@ -148,6 +148,7 @@ struct engine_stats {
     double alone_tokens_per_s;   /* their rate */
     int32_t alone_context;       /* and the mean index of those tokens; 0 without any */
     int32_t max_safe_context;    /* tokens that fit the empty pool */
+    struct ops_expert_stats experts; /* n_slots 0: none are offloaded */
     bool alive;
     int64_t heartbeat_age_ms;
 };

@@ -114,13 +114,18 @@ double fit_prefill_s(const struct fit_model *m, const struct ops_rates *rates, i
     return s;
 }
 
+bool fit_is_resident(const struct fit_model *m)
+{
+    return m->info.expert_cache_bytes >= m->size.expert_bytes;
+}
+
 /* --- memory --- */
 
 static void set_memory(struct fit_report *r, const struct fit_model *m, size_t usable, int32_t n_context)
 {
     const struct model_size *z = &m->size;
     r->n_context = n_context;
-    r->weights_bytes = z->weight_bytes;
+    r->weights_bytes = z->weight_bytes + m->info.expert_cache_bytes;
     r->transient_bytes = z->scratch_bytes;
     r->kv_bytes = kv_pages_bytes(z->kinds, z->n_kinds, n_context);
     r->total_bytes = r->weights_bytes + r->transient_bytes + r->kv_bytes;
@@ -139,7 +144,7 @@ void fit_report_make(struct fit_report *out, const struct fit_model *m, const st
     out->max_safe_context = m->info.max_context_in_pool;
     if (n_context <= 0 && out->max_safe_context > 0) n_context = out->max_safe_context;
     set_memory(out, m, m->info.usable_bytes, clamp_context(m, n_context));
-    if (!rates || rates->read_bytes_s <= 0) return;
+    if (!rates || rates->read_bytes_s <= 0 || !fit_is_resident(m)) return;
     out->decode_tps = 1 / fit_decode_s(m, rates, out->n_context);
     out->prefill_tps = out->n_context / fit_prefill_s(m, rates, out->n_context);
 }
@@ -147,7 +152,7 @@ void fit_report_make(struct fit_report *out, const struct fit_model *m, const st
 void fit_report_sku(struct fit_report *out, const struct fit_model *m, const struct fit_sku *sku, int32_t n_context)
 {
     const struct model_size *z = &m->size;
-    size_t usable = (size_t)(sku->ram_gb * 1e9 * kinds_of_sku[sku->gpu].usable), fixed = z->weight_bytes + z->scratch_bytes;
+    size_t usable = (size_t)(sku->ram_gb * 1e9 * kinds_of_sku[sku->gpu].usable), fixed = z->weight_bytes + z->expert_bytes + z->scratch_bytes;
     double bytes = 0;
     memset(out, 0, sizeof *out);
     if (usable > fixed) out->max_safe_context = kv_pool_tokens_for(z->kinds, z->n_kinds, usable - fixed, m->info.n_context);

@@ -22,7 +22,9 @@ struct fit_model {
 struct fit_report {
     bool fits;                /* weights, scratch and this context are within the usable bytes */
     int32_t n_context;        /* asked for, at most the model's */
-    size_t weights_bytes, kv_bytes, transient_bytes, total_bytes, usable_bytes;
+    size_t weights_bytes; /* with the cache of offloaded experts. When that does not hold all of them no speed is predicted: it would
+                             be the disk's, and depend on the text */
+    size_t kv_bytes, transient_bytes, total_bytes, usable_bytes;
     int32_t max_safe_context; /* tokens of one request; 0: the model does not fit at all */
     double decode_tps;        /* 0: the machine has not been measured */
     double prefill_tps;       /* of a prompt of n_context tokens; 0: not known */
@@ -42,6 +44,8 @@ mb_status fit_model_read(struct fit_model *out, const struct engine_load *opt, m
 /* rates may be NULL. n_context <= 0: as much as is safe. */
 void fit_report_make(struct fit_report *out, const struct fit_model *m, const struct ops_rates *rates, int32_t n_context);
 void fit_report_sku(struct fit_report *out, const struct fit_model *m, const struct fit_sku *sku, int32_t n_context);
+/* Do all weights stay in memory? Else seconds are those of a model whose experts have all been read. */
+bool fit_is_resident(const struct fit_model *m);
 /* Seconds of one token behind n_context others, alone; seconds of a prompt of n tokens. */
 double fit_decode_s(const struct fit_model *m, const struct ops_rates *rates, int32_t n_context);
 double fit_prefill_s(const struct fit_model *m, const struct ops_rates *rates, int32_t n);

@@ -36,18 +36,34 @@ static size_t usable_now(void)
     return engine_memory_available() / 10 * 9;
 }
 
+/* Memory for offloaded experts: what was asked for, or half of what is left, in whole experts; two at least where nothing was asked
+ * for, so that one is read while another is used. */
+static size_t expert_cache_of(const struct engine_load *opt, size_t all, size_t each, size_t rest)
+{
+    size_t want = opt->expert_cache_bytes ? (size_t)opt->expert_cache_bytes : rest / 2, least = opt->expert_cache_bytes ? each : 2 * each;
+    if (each == 0) return 0;
+    if (want < least) want = least;
+    return want < all ? want / each * each : all;
+}
+
 /* usable -> pool: one pool for all rows, fixed now (design.md section 3). info is complete also when the model does not fit. */
-static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind *kinds, int32_t n_kinds,
+static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind *kinds, int32_t n_kinds, size_t expert_slot_bytes,
                              struct engine_loaded *info, mb_error *err)
 {
+    char experts[80] = "";
     size_t fixed = info->weight_bytes + info->scratch_bytes;
     info->usable_bytes = opt->memory_budget_bytes ? opt->memory_budget_bytes : usable_now();
+    info->expert_cache_bytes = expert_cache_of(opt, info->expert_bytes, expert_slot_bytes,
+                                               info->usable_bytes > fixed ? info->usable_bytes - fixed : 0);
+    fixed += info->expert_cache_bytes;
+    if (info->expert_bytes)
+        snprintf(experts, sizeof experts, "%zu MB for experts that were read, ", info->expert_cache_bytes >> 20);
     for (int i = 0; i < n_kinds; i++)
         if (kinds[i].type == KIND_FULL) info->kv_bytes_per_token += kinds[i].page_bytes / KV_PAGE_TOKENS;
     if (info->usable_bytes <= fixed + kv_pages_bytes(kinds, n_kinds, POOL_MIN_TOKENS))
-        return mb_fail(err, MB_NO_MEMORY, "%s needs %zu MB for weights and %zu MB for scratch, and room for a few pages of KV; "
+        return mb_fail(err, MB_NO_MEMORY, "%s needs %zu MB for weights and %zu MB for scratch, %sand room for a few pages of KV; "
                        "%zu MB may be used: free memory, raise --memory-budget, or lower --batch or the context", opt->dir,
-                       info->weight_bytes >> 20, info->scratch_bytes >> 20, info->usable_bytes >> 20);
+                       info->weight_bytes >> 20, info->scratch_bytes >> 20, experts, info->usable_bytes >> 20);
     info->pool_bytes = info->usable_bytes - fixed;
     if (opt->kv_budget_bytes && opt->kv_budget_bytes < info->pool_bytes) info->pool_bytes = opt->kv_budget_bytes;
     info->max_context_in_pool = kv_pool_tokens_for(kinds, n_kinds, info->pool_bytes, info->n_context);
@@ -81,23 +97,42 @@ uint64_t engine_model_identity(const char *dir)
     return sum;
 }
 
-/* *path empty: no cache. A folder that cannot be made is a warning. */
-static void packed_place(const struct engine_load *opt, char path[PATH_CAP], uint64_t *key)
+/* A model directory's file in a folder: named by its path, keyed by what its files are. The folder is made. */
+static mb_status place_of(const char *dir, const char *folder, const char *suffix, char path[PATH_CAP], uint64_t *key, mb_error *err)
 {
-    char folder[PATH_CAP], name[32];
-    mb_error why;
-    char *real = opt->packed_dir ? realpath(opt->dir, NULL) : NULL;
+    char name[40], *real = realpath(dir, NULL);
     path[0] = '\0';
-    if (!real) return;
-    snprintf(name, sizeof name, "%016llx.bin", (unsigned long long)XXH3_64bits(real, strlen(real)));
+    if (!real) return mb_fail_errno(err, "opening", dir);
+    snprintf(name, sizeof name, "%016llx%s", (unsigned long long)XXH3_64bits(real, strlen(real)), suffix);
     *key = engine_model_identity(real);
     free(real);
+    MB_TRY(dir_make(folder, err));
+    return path_join(path, PATH_CAP, folder, name, err);
+}
+
+/* *path empty: no cache. A folder that cannot be made is a warning. Without the experts it is another file. */
+static void packed_place(const struct engine_load *opt, char path[PATH_CAP], uint64_t *key)
+{
+    char folder[PATH_CAP];
+    mb_error why;
+    path[0] = '\0';
+    if (!opt->packed_dir) return;
     mb_status st = path_join(folder, sizeof folder, opt->packed_dir, "packed", &why);
-    if (st == MB_OK) st = dir_make(folder, &why);
-    if (st == MB_OK) st = path_join(path, PATH_CAP, folder, name, &why);
+    if (st == MB_OK) st = place_of(opt->dir, folder, opt->expert_offload ? "-shared.bin" : ".bin", path, key, &why);
     if (st == MB_OK) return;
     LOGW("engine", "--packed-cache: %s", why.text);
     path[0] = '\0';
+}
+
+/* The experts' file: without it nothing can be served. */
+static mb_status experts_place(const struct engine_load *opt, char path[PATH_CAP], uint64_t *key, mb_error *err)
+{
+    path[0] = '\0';
+    if (!opt->expert_offload) return MB_OK;
+    if (!opt->expert_dir)
+        return mb_fail_at(err, MB_INVALID, "expert-offload", "there is no folder for the experts' file: name one with --cache-dir or "
+                          "MLX_BUN_EXPERT_OFFLOAD");
+    return place_of(opt->dir, opt->expert_dir, ".experts", path, key, err);
 }
 
 /* Device options and model options out of an engine_load. */
@@ -108,9 +143,11 @@ static mb_status open_device(const struct engine_load *opt, const struct ops **o
     if (!*ops)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "device %.32s is not in this build; use cpu", opt->device);
     struct device_options d = { .n_threads = opt->n_threads, .cpu_level = opt->cpu_level, .n_ranks = 1 };
-    char packed[PATH_CAP];
+    char packed[PATH_CAP], experts[PATH_CAP];
     packed_place(opt, packed, &d.packed_key);
     d.packed_path = packed[0] ? packed : NULL;
+    MB_TRY(experts_place(opt, experts, &d.experts_key, err));
+    d.experts_path = experts[0] ? experts : NULL;
     return (*ops)->device_open(dev, &d, err);
 }
 
@@ -119,6 +156,7 @@ static struct model_options model_options_of(const struct engine_load *opt, cons
     return (struct model_options){ .ops = ops, .device = dev, .tier = opt->tier, .kv_format = opt->kv_format,
                                    .n_rows_max = (opt->engine.batch > 0 ? opt->engine.batch : 1) + ENGINE_EMBED_ROWS,
                                    .n_context = opt->n_context, .max_lora_rank = opt->max_lora_rank,
+                                   .expert_offload = opt->expert_offload,
                                    .progress = opt->progress, .progress_ctx = opt->progress_ctx };
 }
 
@@ -136,8 +174,23 @@ static mb_status open_model(const struct engine_load *opt, const struct ops **op
     }
     info->weight_bytes = model_weight_bytes(*m);
     info->scratch_bytes = model_scratch_bytes(*m);
+    info->expert_bytes = model_expert_bytes(*m);
     snprintf(info->device, sizeof info->device, "%s", (*ops)->device_describe(*dev));
     fill_info(model_spec_get(*m), info);
+    return MB_OK;
+}
+
+/* --expert-offload on a model without experts: nothing is made, the model loads as ever (CFG-120). */
+static mb_status check_offload(struct engine_load *opt, mb_error *err)
+{
+    struct model_spec spec;
+    bool any = false;
+    if (!opt->expert_offload) return MB_OK;
+    MB_TRY(model_config_read(&spec, opt->dir, err));
+    for (int32_t i = 0; i < spec.n_layer; i++) any = any || spec.layers[i].mlp != MLP_GATED;
+    model_spec_free(&spec);
+    if (!any) LOGW("engine", "--expert-offload: ignored, %s has no experts", opt->dir);
+    opt->expert_offload = any;
     return MB_OK;
 }
 
@@ -150,10 +203,12 @@ mb_status engine_load(struct engine **out, const struct engine_load *opt, struct
     struct engine_load before = *opt; /* what is free is looked at while the weights do not take of it yet */
     *out = NULL;
     memset(info, 0, sizeof *info);
+    MB_TRY(check_offload(&before, err));
     if (!before.memory_budget_bytes) before.memory_budget_bytes = usable_now();
-    MB_TRY(open_model(opt, &ops, &dev, &m, info, err));
+    MB_TRY(open_model(&before, &ops, &dev, &m, info, err));
     const struct plan *p = model_plan_get(m);
-    mb_status st = plan_memory(&before, p->kinds, p->n_kinds, info, err);
+    mb_status st = plan_memory(&before, p->kinds, p->n_kinds, model_expert_slot_bytes(m), info, err);
+    if (st == MB_OK && info->expert_bytes) st = ops->experts_reserve(dev, info->expert_cache_bytes, err);
     if (st == MB_OK) st = stepper_from_model(&stepper, m, err);
     if (st != MB_OK) {
         model_close(m);
@@ -174,6 +229,7 @@ mb_status engine_load_estimate(const struct engine_load *opt, struct engine_load
     memset(info, 0, sizeof *info);
     struct engine_load bare = *opt; /* without weights no packed ones */
     bare.packed_dir = NULL;
+    bare.expert_offload = false;
     if (!size) size = &own;
     MB_TRY(open_device(&bare, &ops, &dev, err));
     struct model_options mo = model_options_of(opt, ops, dev);
@@ -184,9 +240,10 @@ mb_status engine_load_estimate(const struct engine_load *opt, struct engine_load
         fill_info(&spec, info);
         info->weight_bytes = size->weight_bytes;
         info->scratch_bytes = size->scratch_bytes;
+        info->expert_bytes = size->expert_bytes;
         info->kv_format = size->n_kinds ? size->kinds[0].format : 0;
         snprintf(info->device, sizeof info->device, "%s", ops->device_describe(dev));
-        st = plan_memory(opt, size->kinds, size->n_kinds, info, err);
+        st = plan_memory(opt, size->kinds, size->n_kinds, size->expert_slot_bytes, info, err);
         model_spec_free(&spec);
     }
     ops->device_close(dev);
@@ -199,6 +256,7 @@ mb_status engine_probe(const struct engine_load *opt, double seconds, struct ops
     struct device *dev;
     struct engine_load bare = *opt;
     bare.packed_dir = NULL;
+    bare.expert_offload = false;
     memset(out, 0, sizeof *out);
     MB_TRY(open_device(&bare, &ops, &dev, err));
     snprintf(device, 96, "%s", ops->device_describe(dev));

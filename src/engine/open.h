@@ -16,6 +16,9 @@ struct engine_load {
     int kv_format;                 /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
     int32_t n_context;             /* 0 = the model's */
     const char *packed_dir;        /* keep packed weights below this folder for the next start; NULL: no (--packed-cache) */
+    bool expert_offload;           /* experts stay in a file (--expert-offload); ignored by models without any */
+    const char *expert_dir;        /* folder of that file; made when it is not there */
+    uint64_t expert_cache_bytes;   /* memory for experts that were read; 0 = half of what weights and scratch leave */
     int32_t max_lora_rank;         /* of adapters; 0 = 64 (--max-lora-rank) */
     uint64_t memory_budget_bytes;  /* 0 = 90 % of what is free */
     uint64_t kv_budget_bytes;      /* 0 = no further limit (--kv-budget only lowers the pool) */
@@ -27,6 +30,7 @@ struct engine_load {
 /* What was decided, for /stats, the ready card and doctor. */
 struct engine_loaded {
     size_t weight_bytes, scratch_bytes, pool_bytes, usable_bytes, kv_bytes_per_token;
+    size_t expert_bytes, expert_cache_bytes; /* offloaded experts: all of them, in the file; memory for some. 0, 0: none */
     int32_t max_context_in_pool;   /* tokens of one sequence that fit the empty pool */
     bool fits;
     char device[96];               /* "cpu avx2, 2 threads" */
@@ -37,7 +41,8 @@ struct engine_loaded {
     int32_t d_model;
 };
 
-/* MB_NO_MEMORY when weights and scratch do not fit the budget (with all numbers); else as model_open. */
+/* MB_NO_MEMORY when weights and scratch do not fit the budget (with all numbers); MB_IO when the experts' file cannot be made (the
+ * disk is full); else as model_open. */
 mb_status engine_load(struct engine **out, const struct engine_load *opt, struct engine_loaded *info, mb_error *err);
 /* memory.c: bytes this process may still take: least of MemAvailable, the rest of its control groups, the rest of its address
  * space limit. */

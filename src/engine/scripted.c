@@ -414,6 +414,6 @@ mb_status stepper_scripted(struct stepper *out, const struct scripted_options *o
                                      .identity = opt->identity, .describe = "scripted" };
     *out = (struct stepper){ s, scripted_info, scripted_submit, scripted_collect, scripted_pool_reserve,
                              scripted_page_copy, scripted_pool_release, scripted_page_read, scripted_page_write,
-                             scripted_reserve_positions, scripted_stats, scripted_close, NULL, NULL };
+                             scripted_reserve_positions, scripted_stats, scripted_close, NULL, NULL, NULL };
     return MB_OK;
 }

@@ -98,6 +98,7 @@ static void gauges(struct engine *e, struct engine_stats *s)
         s->alone_tokens_per_s = (double)s->n_alone / e->meter.alone_ns_sum * 1e9;
         s->alone_context = (int32_t)(e->meter.alone_index_sum / (double)s->n_alone);
     }
+    if (e->st.expert_stats) e->st.expert_stats(e->st.ctx, &s->experts);
     s->max_safe_context = kv_pool_max_tokens(&e->kv, e->info->n_context);
 }
 

@@ -20,6 +20,7 @@ struct stepper_info {
 };
 
 struct adapter_info;
+struct ops_expert_stats;
 struct buf;
 
 struct stepper {
@@ -40,6 +41,8 @@ struct stepper {
     mb_status (*adapter_load)(void *ctx, const char *id, const char *dir, struct adapter_handle **out,
                               struct adapter_info *info, struct buf *problems, mb_error *err);
     void (*adapter_free)(void *ctx, struct adapter_handle *h);
+    /* Offloaded experts, since the start; NULL: there are none. */
+    void (*expert_stats)(void *ctx, struct ops_expert_stats *out);
 };
 
 struct model;

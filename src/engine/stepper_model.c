@@ -121,6 +121,12 @@ static void ms_adapter_free(void *ctx, struct adapter_handle *h)
     adapter_free(h);
 }
 
+static void ms_expert_stats(void *ctx, struct ops_expert_stats *out)
+{
+    struct model_stepper *m = ctx;
+    m->ops->experts_stats(m->device, out);
+}
+
 static void ms_close(void *ctx)
 {
     struct model_stepper *m = ctx;
@@ -146,6 +152,7 @@ mb_status stepper_from_model(struct stepper *out, struct model *model, mb_error 
                                      .identity = identity(m), .describe = m->ops->device_describe(m->device) };
     *out = (struct stepper){ m, ms_info, ms_submit, ms_collect, ms_pool_reserve, ms_page_copy, ms_pool_release,
                              ms_page_read, ms_page_write, ms_reserve_positions, ms_step_stats, ms_close, ms_adapter_load,
-                             ms_adapter_free };
+                             ms_adapter_free,
+                             m->ops->experts_stats && model_expert_bytes(model) > 0 ? ms_expert_stats : NULL };
     return MB_OK;
 }

@@ -183,6 +183,7 @@ struct gen_model_info {
     const char *device;          /* "cpu avx2, 2 threads" */
     const char *tier;            /* "l1" */
     size_t weight_bytes, pool_bytes;
+    size_t expert_cache_bytes;   /* memory for offloaded experts, beside weight_bytes; 0: none */
     int64_t created_unix_s;
     int32_t batch;
 };

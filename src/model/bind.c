@@ -88,19 +88,19 @@ static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void
         { "up_proj", names->up, width, s->d_model, beside ? &w->expert_up : &w->up },
         { "down_proj", names->down, s->d_model, width, beside ? &w->expert_down : &w->down },
     };
-    char path[128], listed[128], published[128];
+    char path[3][128], listed[3][128], published[3][128]; /* until the last visit */
     MB_TRY(visit_parts(i, &router, 1, visit, ctx, err));
     for (int p = 0; p < 3; p++) {
-        snprintf(path, sizeof path, "layers.%d.%s.%s", i, names->stacked, part[p].stacked);
-        struct bind_request r = { .path = path, .n = l->n_expert * part[p].n, .k = part[p].k, .n_stack = l->n_expert,
+        snprintf(path[p], sizeof path[p], "layers.%d.%s.%s", i, names->stacked, part[p].stacked);
+        struct bind_request r = { .path = path[p], .n = l->n_expert * part[p].n, .k = part[p].k, .n_stack = l->n_expert,
                                   .n_used = l->top_k };
         if (names->listed) {
-            snprintf(listed, sizeof listed, "layers.%d.%s.%s", i, names->listed, part[p].listed);
-            r.listed = listed;
+            snprintf(listed[p], sizeof listed[p], "layers.%d.%s.%s", i, names->listed, part[p].listed);
+            r.listed = listed[p];
         }
         if (names->published) {
-            snprintf(published, sizeof published, "layers.%d.%s.%s", i, names->published, p < 2 ? "gate_up_proj" : "down_proj");
-            r.published = published;
+            snprintf(published[p], sizeof published[p], "layers.%d.%s.%s", i, names->published, p < 2 ? "gate_up_proj" : "down_proj");
+            r.published = published[p];
             r.i_turn = p == 1;
             r.n_turns = p < 2 ? 2 : 1;
         }
@@ -154,7 +154,18 @@ struct pack_ctx {
     const struct checkpoint *c;
     const struct model_options *opt;
     size_t done_bytes, total_bytes;
+    struct bind_experts experts;
 };
+
+bool bind_experts_add(struct bind_experts *e, const struct bind_request *r, struct weight *dst, const struct weight_source *src)
+{
+    int i = e->n;
+    e->r[i] = *r;
+    e->dst[i] = dst;
+    e->src[i] = *src;
+    e->n = (i + 1) % 3;
+    return e->n == 0;
+}
 
 /* Its tensors have been read: counted, and their pages go. */
 static void done_with(struct pack_ctx *p, const struct bind_request *r, const char *name)
@@ -181,6 +192,35 @@ static void done_with_published(struct pack_ctx *p, const struct bind_request *r
     }
 }
 
+/* The tensors behind a matrix have been read. */
+static void packed(struct pack_ctx *p, const struct bind_request *r, const struct weight_source *src)
+{
+    char path[128];
+    if (src->n_slices == 0) done_with(p, r, src->name);
+    if (r->published) done_with_published(p, r);
+    for (int i = 0; r->listed && i < src->n_slices; i++) {
+        bind_expert_path(path, sizeof path, r->listed, i);
+        const char *name = bind_path(&p->m->spec, &p->m->arena, path);
+        if (name) done_with(p, r, name);
+    }
+    if (p->opt->progress && p->total_bytes)
+        p->opt->progress(p->opt->progress_ctx, (double)p->done_bytes / (double)p->total_bytes);
+}
+
+/* Experts that stay in a file go there together, a layer at a time. */
+static mb_status pack_experts(struct pack_ctx *p, mb_error *err)
+{
+    struct bind_experts *e = &p->experts;
+    struct model *m = p->m;
+    size_t each;
+    MB_TRY(m->ops->expert_bytes(m->device, e->src, e->r[0].n_stack, &each, err));
+    MB_TRY(m->ops->pack_experts(m->device, e->src, e->r[0].n_stack, e->dst, err));
+    m->expert_bytes += each * (size_t)e->r[0].n_stack;
+    if (each > m->expert_slot_bytes) m->expert_slot_bytes = each;
+    for (int i = 0; i < 3; i++) packed(p, &e->r[i], &e->src[i]);
+    return MB_OK;
+}
+
 static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err)
 {
     struct pack_ctx *p = ctx;
@@ -193,25 +233,18 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     dst->group = bind_group(&src.spec);
     dst->i_module = src.i_module;
     dst->name = src.name;
+    if (r->n_stack > 0 && p->m->expert_offload)
+        return bind_experts_add(&p->experts, r, dst, &src) ? pack_experts(p, err) : MB_OK;
     MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
     MB_TRY(p->m->ops->pack(p->m->device, &src, dst, err));
     p->m->weight_bytes += bytes;
-    char path[128];
-    if (src.n_slices == 0) done_with(p, r, src.name);
-    if (r->published) done_with_published(p, r);
-    for (int i = 0; r->listed && i < src.n_slices; i++) {
-        bind_expert_path(path, sizeof path, r->listed, i);
-        const char *name = bind_path(&p->m->spec, &p->m->arena, path);
-        if (name) done_with(p, r, name);
-    }
-    if (p->opt->progress && p->total_bytes)
-        p->opt->progress(p->opt->progress_ctx, (double)p->done_bytes / (double)p->total_bytes);
+    packed(p, r, &src);
     return MB_OK;
 }
 
 mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct model_options *opt, mb_error *err)
 {
-    struct pack_ctx p = { m, c, opt, 0, checkpoint_total_bytes(c) };
+    struct pack_ctx p = { .m = m, .c = c, .opt = opt, .total_bytes = checkpoint_total_bytes(c) };
     MB_TRY(bind_vectors(m, c, err));
     return bind_visit(m, pack_one, &p, err);
 }

@@ -86,6 +86,14 @@ static void set_limits(struct model *m, const struct model_options *opt)
     m->compile_opt.n_rows_max = opt->n_rows_max > 0 ? opt->n_rows_max : 1;
 }
 
+static void set_options(struct model *m, const struct model_options *opt)
+{
+    m->ops = opt->ops;
+    m->device = opt->device;
+    m->tier = opt->tier;
+    m->expert_offload = opt->expert_offload && opt->ops->pack_experts;
+}
+
 static mb_status open_parts(struct model *m, const char *dir, const struct model_options *opt, mb_error *err)
 {
     MB_TRY(model_config_read(&m->spec, dir, err));
@@ -113,9 +121,7 @@ mb_status model_open(struct model **out, const char *dir, const struct model_opt
     struct model *m = mb_calloc(1, sizeof *m);
     if (!m) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     arena_init(&m->arena, 0);
-    m->ops = opt->ops;
-    m->device = opt->device;
-    m->tier = opt->tier;
+    set_options(m, opt);
     mb_status st = open_parts(m, dir, opt, err);
     if (st != MB_OK) {
         model_close(m);
@@ -200,13 +206,32 @@ struct compiled *model_compiled(const struct model *m) { return m->compiled; }
 enum fidelity_tier model_tier(const struct model *m) { return m->tier; }
 size_t model_weight_bytes(const struct model *m) { return m->weight_bytes; }
 size_t model_scratch_bytes(const struct model *m) { return m->scratch_bytes; }
+size_t model_expert_bytes(const struct model *m) { return m->expert_bytes; }
+size_t model_expert_slot_bytes(const struct model *m) { return m->expert_slot_bytes; }
 uint64_t model_fingerprint(const struct model *m) { return m->fingerprint; }
 
 struct size_ctx {
     struct model *m;
     const struct checkpoint *c;
     struct model_size *out;
+    struct bind_experts experts;
 };
+
+static mb_status size_weight(struct size_ctx *p, const struct bind_request *r, struct weight *dst, const struct weight_source *src,
+                             size_t bytes, mb_error *err)
+{
+    struct model_size *out = p->out;
+    size_t each;
+    if (r->n_stack == 0 || !p->m->expert_offload) {
+        out->weight_bytes += bytes;
+        return MB_OK;
+    }
+    if (!bind_experts_add(&p->experts, r, dst, src)) return MB_OK;
+    MB_TRY(p->m->ops->expert_bytes(p->m->device, p->experts.src, r->n_stack, &each, err));
+    out->expert_bytes += each * (size_t)r->n_stack;
+    if (each > out->expert_slot_bytes) out->expert_slot_bytes = each;
+    return MB_OK;
+}
 
 static mb_status size_one(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err)
 {
@@ -221,7 +246,7 @@ static mb_status size_one(void *ctx, const struct bind_request *r, struct weight
     dst->k = r->k;
     dst->group = bind_group(&src.spec);
     dst->name = src.name;
-    p->out->weight_bytes += bytes;
+    MB_TRY(size_weight(p, r, dst, &src, bytes, err));
     if (r->gather_only) return MB_OK; /* one row of it */
     double share = r->n_stack > 0 ? (double)r->n_used / r->n_stack : 1;
     p->out->read[class].bytes += share * (double)bytes;
@@ -254,10 +279,8 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
     struct model *m = mb_calloc(1, sizeof *m);
     if (!m) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     arena_init(&m->arena, 0);
-    m->ops = opt->ops;
-    m->device = opt->device;
-    m->tier = opt->tier;
-    struct size_ctx p = { m, NULL, out };
+    set_options(m, opt);
+    struct size_ctx p = { .m = m, .out = out };
     mb_status st = model_config_read(&m->spec, dir, err);
     if (st == MB_OK) {
         set_limits(m, opt);

@@ -23,6 +23,8 @@ struct model_options {
     int32_t m_max;               /* tokens of a batch, 0 = 2048 */
     int32_t n_context;           /* lower the model's context; 0 = the model's own */
     int32_t max_lora_rank;       /* of adapters that may be used; 0 = 64, < 0 = none */
+    bool expert_offload;         /* experts stay in the file that the device was opened with; before the first step the caller
+                                    reserves memory for some of them (ops.h, experts_reserve) */
     void (*progress)(void *ctx, double fraction); /* may be NULL */
     void *progress_ctx;
 };
@@ -35,9 +37,12 @@ const struct ops *model_ops(const struct model *m);
 struct device *model_device(const struct model *m);
 struct compiled *model_compiled(const struct model *m);
 enum fidelity_tier model_tier(const struct model *m);
-/* Bytes of packed weights and of scratch: what admission subtracts. */
+/* Bytes of packed weights in memory and of scratch: what admission subtracts, beside the cache of offloaded experts. */
 size_t model_weight_bytes(const struct model *m);
 size_t model_scratch_bytes(const struct model *m);
+/* Offloaded experts: bytes of all of them, and of the largest: the least that a cache of them takes. 0: there are none. */
+size_t model_expert_bytes(const struct model *m);
+size_t model_expert_slot_bytes(const struct model *m);
 /* Hash of config and weights (sizes, names and a sample of bytes): part of every cache key. */
 uint64_t model_fingerprint(const struct model *m);
 /* Make sure rope tables cover positions [0, n). Called between steps by the engine's thread; cheap when they do. */
@@ -52,6 +57,7 @@ mb_status model_weight_replace(struct model *m, struct weight *w, const struct w
 /* Memory this directory would take, from config and headers alone: weights, scratch, bytes of one page of each kind. */
 struct model_size {
     size_t weight_bytes, scratch_bytes;
+    size_t expert_bytes, expert_slot_bytes; /* offloaded: all experts, which are not in weight_bytes; the largest of them */
     struct kv_kind kinds[KV_MAX_KINDS];
     int32_t n_kinds;
     size_t kv_bytes_per_token;   /* full kinds only */

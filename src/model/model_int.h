@@ -49,6 +49,8 @@ struct model {
     struct compiled *compiled;
     struct compile_options compile_opt;
     size_t weight_bytes, scratch_bytes;
+    bool expert_offload;       /* asked for, and the backend can */
+    size_t expert_bytes, expert_slot_bytes;
     uint64_t fingerprint;
     int32_t n_modules;
 };
@@ -79,6 +81,16 @@ static inline int32_t bind_group(const struct quant_spec *q)
 char *bind_path(const struct model_spec *s, struct arena *a, const char *path);
 /* Path of expert i: `pattern` is a bind_request's `listed`. */
 void bind_expert_path(char *path, size_t cap, const char *pattern, int i);
+/* A layer's experts, which are visited one after the other: gate, up, down. What a request points to lives until the third
+ * visit returns. */
+struct bind_experts {
+    struct bind_request r[3];
+    struct weight *dst[3];
+    struct weight_source src[3];
+    int n;
+};
+/* True with the third; the next one begins anew. */
+bool bind_experts_add(struct bind_experts *e, const struct bind_request *r, struct weight *dst, const struct weight_source *src);
 /* Visit every matrix of the model in load order; stops at the first failure. */
 typedef mb_status (*bind_visit_fn)(void *ctx, const struct bind_request *r, struct weight *dst, mb_error *err);
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err);

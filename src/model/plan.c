@@ -326,6 +326,7 @@ static struct plan_step *add_experts(struct writer *w, int i_layer, const buf_id
         return NULL;
     }
     struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[0], out);
+    s->host_point = w->m->expert_offload;
     s->u.experts.route = w->b.route;
     s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, experts[2]->k, weight_group(w, experts[2]), false);
     if (s->u.experts.hidden >= 0) w->p->bufs[s->u.experts.hidden].n_slots = l->top_k;

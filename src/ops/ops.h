@@ -21,6 +21,8 @@ struct device_options {
     int n_ranks;            /* several devices or loopback ranks; 1 */
     const char *packed_path; /* cpu: packed weights are kept in this file for the next start; NULL: nowhere */
     uint64_t packed_key;    /* what they come from: another key, another file */
+    const char *experts_path; /* cpu: experts stay in this file, made when it is not there; NULL: in memory */
+    uint64_t experts_key;   /* as packed_key */
 };
 
 /* A weight as it lies in the checkpoint; the pointers need to live only during pack. */
@@ -48,6 +50,16 @@ struct compile_options {
 
 struct ops_step_stats {      /* of the last collected step */
     uint64_t n_barriers, barrier_ns, step_ns;
+};
+
+/* Experts that stay in a file (docs/decisions/0006-expert-offload.md); counts since the device was opened. */
+struct ops_expert_stats {
+    int32_t n_slots;         /* experts that fit the cache; 0: none stay in a file */
+    uint64_t cache_bytes, file_bytes;
+    uint64_t n_hits, n_misses;      /* experts a layer asked for: in memory already, or not */
+    uint64_t read_bytes, n_errors;
+    uint64_t wait_ns;        /* of compute threads, for reads; all threads together */
+    bool direct;             /* reads go past the page cache */
 };
 
 /* What a device does, measured (probe): what predictions of speed are made of. Best of many short runs, so that other work
@@ -81,6 +93,15 @@ struct ops {
     mb_status (*pack_bytes)(struct device *d, const struct weight_source *src, size_t *bytes, mb_error *err);
     /* Pack (all compute threads). out->impl is owned by the device until device_close or weight_free. */
     mb_status (*pack)(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err);
+    /* Experts of a layer, n of them, where the device keeps experts in a file: gate, up, down, each one below the other. Nothing of
+     * them stays in memory. MB_IO (the disk), MB_UNSUPPORTED. NULL: this backend cannot. */
+    mb_status (*pack_experts)(struct device *d, const struct weight_source src[3], int32_t n, struct weight *const out[3],
+                              mb_error *err);
+    /* Bytes that one of them takes in the file, and in the cache. */
+    mb_status (*expert_bytes)(struct device *d, const struct weight_source src[3], int32_t n, size_t *bytes, mb_error *err);
+    /* Memory for experts that were read, between steps and before the first: whole experts, at least one. */
+    mb_status (*experts_reserve)(struct device *d, size_t bytes, mb_error *err);
+    void (*experts_stats)(struct device *d, struct ops_expert_stats *out);
     void (*weight_free)(struct device *d, struct weight *w);
     /* Group in which a linear that reads w wants its input quantised; 0 = it takes floats (float weights, TIER_F32 is
      * decided by the plan). source_group: the group of the checkpoint's scheme. */

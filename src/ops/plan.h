@@ -97,7 +97,7 @@ struct delta_part {
 struct plan_step {
     enum step_op op;
     int16_t i_layer;      /* -1 outside layers */
-    bool host_point;      /* the run may return to the host here (expert fetch); a captured graph ends here */
+    bool host_point;      /* the run may return to the host here; a captured graph ends here. STEP_EXPERTS: they are offloaded */
     bool post_add;        /* STEP_NORM: the result is added to `add_to` */
     buf_id in;            /* main input */
     buf_id out;           /* main float output, -1 = none */

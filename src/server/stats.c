@@ -57,6 +57,27 @@ static void put_engine(struct buf *b, const struct engine_stats *e)
     buf_append_str(b, "}");
 }
 
+/* Experts that layers asked for and found in memory, of all they asked for. */
+static double hit_rate(const struct ops_expert_stats *x)
+{
+    uint64_t n = x->n_hits + x->n_misses;
+    return n ? (double)x->n_hits / (double)n : 0;
+}
+
+static void put_experts(struct buf *b, const struct ops_expert_stats *x)
+{
+    buf_append_str(b, ", \"expert_offload\": ");
+    if (x->n_slots == 0) {
+        buf_append_str(b, "null");
+        return;
+    }
+    buf_printf(b, "{\"slots\": %d, \"cache_bytes\": %llu, \"file_bytes\": %llu, \"hits\": %llu, \"misses\": %llu, \"hit_rate\": ",
+               (int)x->n_slots, U(x->cache_bytes), U(x->file_bytes), U(x->n_hits), U(x->n_misses));
+    json_write_double(b, hit_rate(x));
+    buf_printf(b, ", \"read_bytes\": %llu, \"errors\": %llu, \"wait_ms\": %llu, \"direct\": %s}", U(x->read_bytes), U(x->n_errors),
+               U(x->wait_ns / 1000000), x->direct ? "true" : "false");
+}
+
 static void put_http(struct buf *b, struct server *s)
 {
     pthread_mutex_lock(&s->lock);
@@ -99,9 +120,10 @@ void handle_stats(struct http_exchange *x)
     buf_printf(&b, ", \"admission\": {\"max_safe_context\": %d, \"memory_budget_bytes\": ",
                (int)(e.max_safe_context > 0 && e.max_safe_context < m->n_context ? e.max_safe_context : m->n_context));
     number_or_null(&b, s->opt.memory_budget_bytes);
-    buf_printf(&b, ", \"usable_bytes\": %llu, \"weights_bytes\": %llu}", U(m->pool_bytes), U(m->weight_bytes));
+    buf_printf(&b, ", \"usable_bytes\": %llu, \"weights_bytes\": %llu}", U(m->pool_bytes), U(m->weight_bytes + m->expert_cache_bytes));
     put_batch(&b, s, &e, m);
     put_engine(&b, &e);
+    put_experts(&b, &e.experts);
     put_http(&b, s);
     buf_append_str(&b, "}");
     http_reply(x, 200, "application/json", &b);
@@ -138,6 +160,14 @@ void handle_metrics(struct http_exchange *x)
     metric(&b, "decode_tokens_per_second", "gauge", "of the last seconds", e.decode_tokens_per_s);
     metric(&b, "ttft_ms_mean", "gauge", "time to first token, of the last seconds", e.ttft_ms_mean);
     metric(&b, "itl_ms_mean", "gauge", "time between tokens, of the last seconds", e.itl_ms_mean);
+    if (e.experts.n_slots > 0) {
+        metric(&b, "expert_hits_total", "counter", "experts asked for by layers and found in memory", (double)e.experts.n_hits);
+        metric(&b, "expert_misses_total", "counter", "experts asked for by layers and read", (double)e.experts.n_misses);
+        metric(&b, "expert_hit_rate", "gauge", "hits of all experts asked for, since the start", hit_rate(&e.experts));
+        metric(&b, "expert_read_bytes_total", "counter", "bytes of experts read", (double)e.experts.read_bytes);
+        metric(&b, "expert_read_errors_total", "counter", "reads of experts that failed", (double)e.experts.n_errors);
+        metric(&b, "expert_cache_bytes", "gauge", "memory for experts that were read", (double)e.experts.cache_bytes);
+    }
     pthread_mutex_lock(&s->lock);
     metric(&b, "http_requests_total", "counter", "HTTP requests", (double)s->n_requests);
     metric(&b, "http_connections", "gauge", "open connections", s->n_conns);

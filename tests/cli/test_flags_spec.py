@@ -162,7 +162,7 @@ def quiet(tmp_path_factory):
     (["--fused-sdpa", "off"], None),                          # T1.45
     (["--fused-sdpa", "on"], None),                           # T1.45
     (["--force-wire"], None),                                 # T1.46
-    (["--expert-offload"], "--expert-offload: ignored"),      # T1.47
+    (["--expert-offload"], "--expert-offload: ignored"),      # T1.47 T12.14 CFG-120: a model without experts
     (["--prefill-chunk", "3"], None),
 ])
 def test_rows_without_effect(flags, warns, base):

@@ -31,15 +31,20 @@ static int32_t *take_ints(uint8_t *base, size_t *off, int64_t n)
 /* Room for the lists of step_moe.c: of the layer with the most experts. */
 static void lay_out_moe(struct compiled *c, const struct plan *p, uint8_t *base, size_t *off)
 {
-    int64_t n_expert = 0, top_k = 0;
+    int64_t n_expert = 0, top_k = 0, offloaded = 0;
     for (int32_t i = 0; i < p->n_steps; i++) {
         if (p->steps[i].op != STEP_EXPERTS) continue;
         if (p->steps[i].u.experts.n_expert > n_expert) n_expert = p->steps[i].u.experts.n_expert;
         if (p->steps[i].u.experts.top_k > top_k) top_k = p->steps[i].u.experts.top_k;
+        if (p->steps[i].host_point && p->steps[i].u.experts.n_expert > offloaded) offloaded = p->steps[i].u.experts.n_expert;
     }
     c->moe.slot = take_ints(base, off, p->m_max * top_k);
     c->moe.first = take_ints(base, off, n_expert > 0 ? n_expert + 1 : 0);
     c->moe.active = take_ints(base, off, n_expert);
+    c->moe.at = take_ints(base, off, offloaded);
+    c->moe.order = take_ints(base, off, offloaded);
+    size_t at = take(off, offloaded > 0 ? (size_t)p->m_max * (size_t)p->d_model * sizeof(float) : 0);
+    c->moe.acc = base && offloaded > 0 ? (float *)(base + at) : NULL;
 }
 
 /* Lay everything out; base NULL: count only. c may then be a scratch struct. */
@@ -97,8 +102,9 @@ mb_status cpu_compile(struct device *d, const struct plan *p, const struct compi
 {
     int n_threads = pool_n_threads(d->pool);
     if (d->cache) packed_finish(d->cache); /* every weight has been packed by now */
-    struct compiled *c = mb_calloc(1, sizeof *c);
     *out = NULL;
+    if (d->experts) MB_TRY(expert_file_finish(experts_file(d->experts), err));
+    struct compiled *c = mb_calloc(1, sizeof *c);
     if (!c) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     c->dev = d;
     c->plan = p;

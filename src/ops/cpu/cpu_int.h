@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 
 #include "base/threads.h"
+#include "ops/cpu/experts.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/packed.h"
 #include "ops/cpu/sample_int.h"
@@ -32,6 +33,7 @@ struct device {
     char describe[96];
     struct weight_chunk *chunks; /* the newest first */
     struct packed_cache *cache; /* --packed-cache; NULL: none */
+    struct experts *experts;    /* --expert-offload; NULL: they lie in memory */
     uint8_t *kv;            /* the page pool: reserved address space */
     size_t kv_bytes;
 };
@@ -41,6 +43,9 @@ struct cpu_weight_impl {
     struct cpu_weight packed;   /* packed.data lies in chunk, or in the device's cache; unused when mapped */
     struct weight_chunk *chunk; /* NULL when mapped, or in the cache */
     bool mapped;                /* gather_only: rows are read from the checkpoint */
+    bool offloaded;             /* experts in the file: packed.data is NULL, an expert's rows lie at expert_off of its record */
+    int32_t i_group;
+    size_t expert_off;
     struct weight_source source;
 };
 
@@ -86,6 +91,11 @@ struct cpu_moe {
     int32_t n_active;
     int64_t tile_blocks;        /* blocks of 16 outputs of a tile of the open pass */
     int64_t n_row_chunks;       /* down: rows go in so many chunks */
+    /* Offloaded experts go through both passes in rounds: active[round0 .. round1) are in memory, or being read. */
+    int32_t round0, round1, n_asked; /* active[0 .. n_asked) have been asked for */
+    int32_t *at;                /* [n_expert] slot of active[i] */
+    int32_t *order;             /* [n_expert] the round's: those that are there come first */
+    float *acc;                 /* [m_max][d_model] sums between rounds; NULL: no layer has offloaded experts */
 };
 
 struct compiled;
@@ -106,6 +116,8 @@ struct cpu_pass {
     const struct plan_step *partner;  /* linears: the glu that the tiles go through; attend: its rope_kv step; or NULL */
     cpu_open_fn open;
     cpu_tile_fn tile;
+    bool (*again)(struct compiled *c, const struct cpu_pass *p); /* asked when the pass is done: true: the pass before and this
+                                                                    one once more; NULL: never */
     struct linear_tile *tiles;        /* linears: [bounds[n_threads]] */
     int32_t *bounds;                  /* linears: [n_threads + 1] which tiles a thread begins with */
 };
@@ -217,6 +229,7 @@ int64_t cpu_experts_up_open(struct compiled *c, const struct cpu_pass *p, int i_
 void cpu_experts_up_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
 int64_t cpu_experts_down_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
 void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+bool cpu_experts_again(struct compiled *c, const struct cpu_pass *p);
 size_t cpu_experts_scratch_bytes(const struct plan *p, const struct plan_step *s);
 /* step_delta.c */
 int64_t cpu_delta_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
@@ -272,6 +285,13 @@ mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size
 mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err);
 void cpu_weight_free(struct device *d, struct weight *w);
 void cpu_chunks_free(struct device *d); /* all of them: the device closes */
+mb_status cpu_pack_experts(struct device *d, const struct weight_source src[3], int32_t n, struct weight *const out[3], mb_error *err);
+mb_status cpu_expert_bytes(struct device *d, const struct weight_source src[3], int32_t n, size_t *bytes, mb_error *err);
+mb_status cpu_experts_reserve(struct device *d, size_t bytes, mb_error *err);
+void cpu_experts_stats(struct device *d, struct ops_expert_stats *out);
+/* weights.c: blocks [first, end) of a matrix to dst. */
+void cpu_source_pack(const struct weight_source *src, const struct cpu_weight *w, int64_t first, int64_t end, uint8_t *dst);
+mb_status cpu_source_plan(const struct weight_source *src, struct cpu_weight *w, mb_error *err);
 mb_status cpu_weight_class(struct device *d, const struct weight_source *src, enum ops_class *out, mb_error *err);
 int32_t cpu_act_group(const struct device *d, const struct weight *w, int32_t source_group);
 void cpu_weight_row(struct device *d, const struct weight *w, int64_t i, float *out);

@@ -35,6 +35,13 @@ mb_status cpu_device_open(struct device **out, const struct device_options *opt,
         mb_free(d);
         return st;
     }
+    if (opt->experts_path) {
+        st = experts_open(&d->experts, opt->experts_path, opt->experts_key, err);
+        if (st != MB_OK) {
+            cpu_device_close(d);
+            return st;
+        }
+    }
     if (opt->packed_path) d->cache = packed_open(opt->packed_path, opt->packed_key);
     snprintf(d->describe, sizeof d->describe, "cpu %s, %d thread%s", d->kernels.level, n, n == 1 ? "" : "s");
     *out = d;
@@ -48,6 +55,7 @@ void cpu_device_close(struct device *d)
     huge_unmap(d->kv, d->kv_bytes);
     cpu_chunks_free(d);
     packed_close(d->cache);
+    experts_close(d->experts);
     mb_free(d);
 }
 

@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-#define PACKED_VERSION 1 /* a change of the layout of blocks (kernels.h) is a new one */
 #define PACKED_ALIGN 64
 static const char packed_magic[8] = "mlxbpak";
 

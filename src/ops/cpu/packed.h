@@ -7,6 +7,8 @@
 
 #include "ops/cpu/kernels.h"
 
+#define PACKED_VERSION 1 /* a change of the layout of blocks (kernels.h) is a new one */
+
 struct packed_cache; /* opaque */
 
 /* NULL: no memory; then there is just no cache. key says what the weights come from. */

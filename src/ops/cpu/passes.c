@@ -4,7 +4,8 @@
  *   gate and up, then the glu   one pass: a tile computes its columns of both, applies the activation and quantises
  *   rope_kv, then attend        one barrier when every row is one token (the tile of a KV head rotates its own heads)
  *   delta                       one pass: a key head of a row goes through the row's tokens alone (step_delta.c)
- *   experts                     two passes: gate, up and activation; down and the sum by weight (step_moe.c)
+ *   experts                     two passes: gate, up and activation; down and the sum by weight (step_moe.c); offloaded ones go
+ *                               through both in rounds, when not all of them fit the cache
  *   embed, norm, draws          no barrier for small batches: the thread that opens does them alone
  * so that a decoded token meets five barriers a layer: qkv | attend | o | gate, up | down. A pass never covers a layer
  * edge: ranges of steps begin and end there.
@@ -223,7 +224,7 @@ static int32_t add_steps(struct builder *b, const struct plan_step *s, int32_t n
     case STEP_ROUTE: add_pass(b, s, cpu_route_open, cpu_route_tile); return 1;
     case STEP_EXPERTS:
         add_pass(b, s, cpu_experts_up_open, cpu_experts_up_tile);
-        add_pass(b, s, cpu_experts_down_open, cpu_experts_down_tile);
+        add_pass(b, s, cpu_experts_down_open, cpu_experts_down_tile)->again = s->host_point ? cpu_experts_again : NULL;
         return 1;
     case STEP_SAMPLE:
         add_pass(b, s, cpu_sample_max_open, cpu_sample_max_tile);

@@ -28,8 +28,10 @@ static int64_t open_next(void *ctx, int i_thread, const int32_t **bounds)
 {
     struct run_ctx *r = ctx;
     for (;;) {
-        bool again = r->next == r->last && r->drawing;
-        if (again) r->next = r->c->i_draws_pass;
+        if (r->c->dev->experts && experts_failed(r->c->dev->experts)) return 0;
+        if (r->now && r->now->again && r->now->again(r->c, r->now)) r->next -= 2;
+        bool more_draws = r->next == r->last && r->drawing;
+        if (more_draws) r->next = r->c->i_draws_pass;
         if (r->next == r->last) return 0;
         if (r->next == r->c->i_draws_pass && !draws_next(r)) return 0;
         r->now = &r->c->passes[r->next++];
@@ -62,7 +64,8 @@ mb_status cpu_run_range(struct compiled *c, const struct row *rows, int32_t n_ro
     pool_run_regions(c->dev->pool, &work, &r);
     pool_stats(c->dev->pool, &c->stats.n_barriers, &c->stats.barrier_ns);
     c->stats.step_ns = (uint64_t)(clock_now_ns() - t0);
-    return MB_OK;
+    c->moe.round0 = c->moe.round1 = c->moe.n_asked = 0;
+    return c->dev->experts ? experts_end_run(c->dev->experts, err) : MB_OK;
 }
 
 mb_status cpu_submit(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err)

@@ -6,6 +6,10 @@
  *                 acc = +0 at first, then the residual (or the branch) gets acc
  * No barrier an expert, and no expert's order depends on the batch: a token's bits are a function of its own row
  * (docs/numerics.md). The opener of a pass sorts the batch's slots by expert.
+ *
+ * Offloaded experts (step.host_point) are asked for by whoever opens the up pass, in the order in which they are summed. When the
+ * cache cannot hold them all, both passes run once for each round of experts, and the sums wait in moe.acc: the same additions in
+ * the same order. A thread begins with experts that are there already and waits for the others when it comes to them.
  */
 #include <math.h>
 #include <string.h>
@@ -109,13 +113,19 @@ static void sort_slots(struct compiled *c, const struct plan_step *s)
     moe->first[n_expert] = n;
 }
 
-/* One expert's matrix: rows [e * n, (e + 1) * n) of the stack. */
-static struct cpu_weight expert_weight(const struct weight *stack, int32_t e, int64_t n)
+/* The matrix of expert active[i], n rows of the stack. False: it could not be read, the step has failed. */
+static bool expert_weight(const struct compiled *c, const struct weight *stack, int32_t i, int64_t n, struct cpu_weight *w)
 {
-    struct cpu_weight w = ((const struct cpu_weight_impl *)stack->impl)->packed;
-    w.data += (size_t)e * (size_t)(n / 16) * w.block_bytes;
-    w.n = n;
-    return w;
+    const struct cpu_weight_impl *impl = stack->impl;
+    *w = impl->packed;
+    w->n = n;
+    if (!impl->offloaded) {
+        w->data += (size_t)c->moe.active[i] * (size_t)(n / 16) * w->block_bytes;
+        return true;
+    }
+    const uint8_t *record = experts_wait(c->dev->experts, c->moe.at[i]);
+    w->data = record ? record + impl->expert_off : NULL;
+    return record != NULL;
 }
 
 /* Rows `slot[0..n)` (divided by `per`) of a linear input, one after the other: the input itself where they already lie so,
@@ -150,15 +160,62 @@ static int64_t up_unit(const struct compiled *c, const struct plan_step *s)
     return g > 16 ? g / 16 : 1;
 }
 
+/* --- rounds of offloaded experts --- */
+
+/* Ask for experts as far as there are slots. Half of them are the round, the others are read meanwhile; all, when the layer's fit. */
+static void round_begin(struct compiled *c, const struct plan_step *s)
+{
+    struct cpu_moe *moe = &c->moe;
+    struct experts *x = c->dev->experts;
+    int32_t i_group = ((const struct cpu_weight_impl *)s->u.experts.gate->impl)->i_group, n = 0;
+    if (moe->round0 == 0) experts_begin(x);
+    for (; moe->n_asked < moe->n_active; moe->n_asked++)
+        if ((moe->at[moe->n_asked] = experts_ask(x, i_group, moe->active[moe->n_asked])) < 0) break;
+    int32_t left = moe->n_asked - moe->round0;
+    moe->round1 = moe->n_asked == moe->n_active ? moe->n_active : moe->round0 + (left + 1) / 2;
+    for (int ready = 1; ready >= 0; ready--)
+        for (int32_t i = moe->round0; i < moe->round1; i++)
+            if (experts_is_ready(x, moe->at[i]) == (bool)ready) moe->order[n++] = i;
+}
+
+bool cpu_experts_again(struct compiled *c, const struct cpu_pass *p)
+{
+    struct cpu_moe *moe = &c->moe;
+    (void)p;
+    for (int32_t i = moe->round0; i < moe->round1; i++) experts_release(c->dev->experts, moe->at[i]);
+    moe->round0 = moe->round1;
+    if (moe->round0 < moe->n_active) return true;
+    moe->round0 = moe->round1 = moe->n_asked = 0;
+    return false;
+}
+
+/* Tiles of offloaded experts: a thread's share is some of the columns of every expert of the round, those that are there first. */
+static int64_t round_tiles(const struct compiled *c, int64_t tiles)
+{
+    return c->n_threads * (c->moe.round1 - c->moe.round0) * ((tiles + c->n_threads - 1) / c->n_threads);
+}
+
+/* *i: of active[]; returns the tile of its columns, which may be behind the last. */
+static int64_t round_tile_at(const struct compiled *c, int64_t tiles, int64_t i_tile, int32_t *i)
+{
+    int64_t each = (tiles + c->n_threads - 1) / c->n_threads, n = c->moe.round1 - c->moe.round0;
+    *i = c->moe.order[i_tile / each % n];
+    return i_tile / (each * n) * each + i_tile % each;
+}
+
 int64_t cpu_experts_up_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
 {
     (void)i_thread;
     (void)bounds;
     const struct plan_step *s = p->s;
-    int64_t n_blocks = s->u.experts.width / 16;
-    sort_slots(c, s);
-    c->moe.tile_blocks = tile_blocks(c, s->u.experts.gate, n_blocks, c->moe.n_active, up_unit(c, s));
-    return c->moe.n_active * ((n_blocks + c->moe.tile_blocks - 1) / c->moe.tile_blocks);
+    int64_t n_blocks = s->u.experts.width / 16, n;
+    if (c->moe.round0 == 0) sort_slots(c, s);
+    if (s->host_point) round_begin(c, s);
+    else c->moe.round1 = c->moe.n_active;
+    n = c->moe.round1 - c->moe.round0;
+    c->moe.tile_blocks = tile_blocks(c, s->u.experts.gate, n_blocks, n, up_unit(c, s));
+    int64_t tiles = (n_blocks + c->moe.tile_blocks - 1) / c->moe.tile_blocks;
+    return s->host_point ? round_tiles(c, tiles) : n * tiles;
 }
 
 /* Columns [col0, col1) of the linear input of down, row `slot`. */
@@ -179,11 +236,15 @@ void cpu_experts_up_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
     const struct plan_step *s = p->s;
     const struct cpu_kernels *k = &c->dev->kernels;
     int64_t width = s->u.experts.width, tiles = (width / 16 + c->moe.tile_blocks - 1) / c->moe.tile_blocks;
-    int32_t e = c->moe.active[i_tile / tiles];
-    int64_t blk0 = i_tile % tiles * c->moe.tile_blocks, blk1 = blk0 + c->moe.tile_blocks;
+    int32_t i_active = (int32_t)(i_tile / tiles);
+    int64_t at_tile = s->host_point ? round_tile_at(c, tiles, i_tile, &i_active) : i_tile % tiles;
+    int32_t e = c->moe.active[i_active];
+    int64_t blk0 = at_tile * c->moe.tile_blocks, blk1 = blk0 + c->moe.tile_blocks;
     if (blk1 > width / 16) blk1 = width / 16;
     int64_t col0 = 16 * blk0, col1 = 16 * blk1, ld = col1 - col0;
-    struct cpu_weight gate = expert_weight(s->u.experts.gate, e, width), up = expert_weight(s->u.experts.up, e, width);
+    struct cpu_weight gate, up;
+    if (blk0 >= blk1 || !expert_weight(c, s->u.experts.gate, i_active, width, &gate)) return;
+    if (!expert_weight(c, s->u.experts.up, i_active, width, &up)) return;
     float *y_gate = (float *)c->thread_scratch[i_thread], *y_up = y_gate + GATHER_ROWS * MAX_BLOCKS * 16;
     float *y = y_up + GATHER_ROWS * MAX_BLOCKS * 16;
     uint8_t *rows = (uint8_t *)(y + (width + 15) / 16 * 16);
@@ -225,14 +286,15 @@ static int32_t slot_at(const struct compiled *c, const struct plan_step *s, int3
     return lo;
 }
 
-/* Slots [at, end) of expert e, tokens of one chunk: acc of their rows gets w * down. */
-static void down_add(const struct compiled *c, const struct plan_step *s, int32_t e, int32_t at, int32_t end, int64_t row0,
-                     int64_t blk0, int64_t blk1, float *acc, float *tmp, uint8_t *rows)
+/* Slots [at, end) of expert active[i_active], tokens of one chunk: acc of their rows (ld_acc apart) gets w * down. */
+static void down_add(const struct compiled *c, const struct plan_step *s, int32_t i_active, int32_t at, int32_t end, int64_t row0,
+                     int64_t blk0, int64_t blk1, float *acc, int64_t ld_acc, float *tmp, uint8_t *rows)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
-    int32_t top_k = s->u.experts.top_k;
+    int32_t top_k = s->u.experts.top_k, e = c->moe.active[i_active];
     int64_t ld = 16 * (blk1 - blk0), n_out = s->u.experts.gate->k;
-    struct cpu_weight w = expert_weight(s->u.experts.down, e, n_out);
+    struct cpu_weight w;
+    if (at == end || !expert_weight(c, s->u.experts.down, i_active, n_out, &w)) return;
     const float *bias = s->u.experts.down_bias ? s->u.experts.down_bias + e * n_out + 16 * blk0 : NULL;
     for (int32_t n; at < end; at += n) {
         n = end - at < GATHER_ROWS ? end - at : GATHER_ROWS;
@@ -242,7 +304,7 @@ static void down_add(const struct compiled *c, const struct plan_step *s, int32_
             int32_t slot = c->moe.slot[at + i];
             if (bias) k->add(tmp + i * ld, bias, ld);
             k->scale(tmp + i * ld, ld, cpu_row_f32(c, s->u.experts.route, slot / top_k)[top_k + slot % top_k]);
-            k->add(acc + (slot / top_k - row0) * ld, tmp + i * ld, ld);
+            k->add(acc + (slot / top_k - row0) * ld_acc, tmp + i * ld, ld);
         }
     }
 }
@@ -266,16 +328,19 @@ void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t
     int64_t ld = 16 * (blk1 - blk0);
     float *acc = (float *)c->thread_scratch[i_thread], *tmp = acc + CHUNK_ROWS * MAX_BLOCKS * 16;
     uint8_t *rows = (uint8_t *)(tmp + GATHER_ROWS * MAX_BLOCKS * 16);
-    memset(acc, 0, (size_t)((row1 - row0) * ld) * sizeof *acc);
-    for (int32_t a = 0; a < c->moe.n_active; a++) {
+    bool first = c->moe.round0 == 0, last = c->moe.round1 == c->moe.n_active;
+    int64_t ld_acc = first && last ? ld : n_blocks * 16;
+    if (!first || !last) acc = c->moe.acc + row0 * ld_acc + 16 * blk0; /* there is another round */
+    for (int64_t i = row0; i < row1 && first; i++) memset(acc + (i - row0) * ld_acc, 0, (size_t)ld * sizeof *acc);
+    for (int32_t a = c->moe.round0; a < c->moe.round1; a++) {
         int32_t e = c->moe.active[a];
-        down_add(c, s, e, slot_at(c, s, e, row0), slot_at(c, s, e, row1), row0, blk0, blk1, acc, tmp, rows);
+        down_add(c, s, a, slot_at(c, s, e, row0), slot_at(c, s, e, row1), row0, blk0, blk1, acc, ld_acc, tmp, rows);
     }
-    for (int64_t i = row0; i < row1; i++) {
-        if (s->u.experts.shared >= 0) shared_add(c, s, i, 16 * blk0, ld, acc + (i - row0) * ld, tmp);
+    for (int64_t i = row0; i < row1 && last; i++) {
+        if (s->u.experts.shared >= 0) shared_add(c, s, i, 16 * blk0, ld, acc + (i - row0) * ld_acc, tmp);
         float *y = cpu_row_f32(c, s->add_to >= 0 ? s->add_to : s->out, i) + 16 * blk0;
-        if (s->add_to >= 0) c->dev->kernels.add(y, acc + (i - row0) * ld, ld);
-        else memcpy(y, acc + (i - row0) * ld, (size_t)ld * sizeof *y);
+        if (s->add_to >= 0) c->dev->kernels.add(y, acc + (i - row0) * ld_acc, ld);
+        else memcpy(y, acc + (i - row0) * ld_acc, (size_t)ld * sizeof *y);
     }
 }
 

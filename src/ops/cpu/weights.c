@@ -12,13 +12,18 @@ static struct pack_source to_pack_source(const struct weight_source *s)
                                  .biases = s->biases, .row_step = s->row_step };
 }
 
+mb_status cpu_source_plan(const struct weight_source *src, struct cpu_weight *w, mb_error *err)
+{
+    struct pack_source p = to_pack_source(src);
+    mb_status st = cpu_pack_plan(&p, w, err);
+    return st == MB_OK ? st : mb_error_prefix(err, "tensor %s", src->name ? src->name : "?");
+}
+
 mb_status cpu_pack_bytes(struct device *d, const struct weight_source *src, size_t *bytes, mb_error *err)
 {
     (void)d;
     struct cpu_weight w;
-    struct pack_source p = to_pack_source(src);
-    mb_status st = cpu_pack_plan(&p, &w, err);
-    if (st != MB_OK) return mb_error_prefix(err, "tensor %s", src->name ? src->name : "?");
+    MB_TRY(cpu_source_plan(src, &w, err));
     *bytes = src->gather_only ? 0 : cpu_weight_bytes(&w);
     return MB_OK;
 }
@@ -28,9 +33,7 @@ mb_status cpu_weight_class(struct device *d, const struct weight_source *src, en
     static const enum ops_class classes[] = { [CPU_W_Q4] = OPS_CLASS_Q4, [CPU_W_Q8] = OPS_CLASS_Q8, [CPU_W_F] = OPS_CLASS_F };
     (void)d;
     struct cpu_weight w;
-    struct pack_source p = to_pack_source(src);
-    mb_status st = cpu_pack_plan(&p, &w, err);
-    if (st != MB_OK) return mb_error_prefix(err, "tensor %s", src->name ? src->name : "?");
+    MB_TRY(cpu_source_plan(src, &w, err));
     *out = classes[w.type];
     return MB_OK;
 }
@@ -95,27 +98,37 @@ static void chunk_give(struct device *d, struct weight_chunk *c)
 /* --- packing --- */
 
 struct pack_job {
-    struct pack_source src;
-    const struct weight_source *whole; /* for its slices */
+    const struct weight_source *src;
     struct cpu_weight *w;
     uint8_t *dst;
 };
 
 /* Blocks [first, end) of a matrix whose slices lie apart; a slice is whole blocks. */
-static void pack_slices(const struct pack_job *j, int64_t first, int64_t end)
+static void pack_slices(const struct weight_source *whole, const struct cpu_weight *w, int64_t first, int64_t end, uint8_t *dst)
 {
-    int64_t each = j->w->n / j->whole->n_slices / 16;
+    int64_t each = w->n / whole->n_slices / 16;
+    struct pack_source src = to_pack_source(whole);
+    src.n = 16 * each;
     for (int64_t at = first, stop; at < end; at = stop) {
         int64_t i = at / each;
-        const struct weight_slice *s = &j->whole->slices[i];
-        struct pack_source src = j->src;
-        src.n = 16 * each;
+        const struct weight_slice *s = &whole->slices[i];
         src.w = s->w;
         src.scales = s->scales;
         src.biases = s->biases;
         stop = (i + 1) * each < end ? (i + 1) * each : end;
-        cpu_pack_blocks(&src, at - i * each, stop - i * each, j->dst + (size_t)at * j->w->block_bytes);
+        cpu_pack_blocks(&src, at - i * each, stop - i * each, dst + (size_t)(at - first) * w->block_bytes);
     }
+}
+
+void cpu_source_pack(const struct weight_source *src, const struct cpu_weight *w, int64_t first, int64_t end, uint8_t *dst)
+{
+    if (first >= end) return;
+    if (src->n_slices > 0) {
+        pack_slices(src, w, first, end, dst);
+        return;
+    }
+    struct pack_source one = to_pack_source(src);
+    cpu_pack_blocks(&one, first, end, dst);
 }
 
 static void pack_share(void *ctx, int i_thread, int n_threads)
@@ -123,16 +136,16 @@ static void pack_share(void *ctx, int i_thread, int n_threads)
     struct pack_job *j = ctx;
     int64_t first, end;
     threads_share(cpu_weight_blocks(j->w), CPU_SHARE_BLOCKS, i_thread, n_threads, &first, &end);
-    if (j->whole->n_slices > 0) pack_slices(j, first, end);
-    else if (first < end) cpu_pack_blocks(&j->src, first, end, j->dst + (size_t)first * j->w->block_bytes);
+    cpu_source_pack(j->src, j->w, first, end, j->dst + (size_t)first * j->w->block_bytes);
 }
 
 mb_status cpu_weight_pack(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err)
 {
     struct cpu_weight_impl *w = mb_calloc(1, sizeof *w);
     if (!w) return mb_fail(err, MB_NO_MEMORY, "out of memory");
-    struct pack_job j = { .src = to_pack_source(src), .whole = src, .w = &w->packed };
-    mb_status st = cpu_pack_plan(&j.src, &w->packed, err);
+    struct pack_job j = { .src = src, .w = &w->packed };
+    struct pack_source p = to_pack_source(src);
+    mb_status st = cpu_pack_plan(&p, &w->packed, err);
     w->source = *src;
     w->mapped = src->gather_only;
     bool cached = st == MB_OK && !w->mapped && d->cache && src->name && packed_find(d->cache, src->name, &w->packed);
