@@ -8,6 +8,7 @@
  *   prefill_delay=MS   every prefill chunk sleeps MS milliseconds
  *   engine_death=N     the engine thread ends at step N
  *   disk_full=N        the N-th file write fails with ENOSPC
+ *   expert_read=N      the N-th read of the experts' file fails with EIO (--expert-offload)
  *   space=N            the N-th look at the free space finds too little
  *   sum_order=1        one reduction of the matmul runs in another order (prove must find it)
  *   nan_step=N         the logits of step N become NaN
