@@ -51,9 +51,11 @@ static mb_status steps_open(struct engine *e, mb_error *err)
         s->results = mb_calloc(rows, sizeof *s->results);
         s->seqs = mb_calloc(rows, sizeof *s->seqs);
         s->i_draw = mb_calloc(rows, sizeof *s->i_draw);
+        s->n_guess = mb_calloc(rows, sizeof *s->n_guess);
+        s->n_new = mb_calloc(rows, sizeof *s->n_new);
         s->pos = mb_calloc(draws, sizeof *s->pos);
         s->draws = mb_calloc(draws, sizeof *s->draws);
-        if (!s->rows || !s->results || !s->seqs || !s->i_draw || !s->pos || !s->draws)
+        if (!s->rows || !s->results || !s->seqs || !s->i_draw || !s->n_guess || !s->n_new || !s->pos || !s->draws)
             return mb_fail(err, MB_NO_MEMORY, "no memory for a batch of %zu rows", rows);
     }
     return MB_OK;
@@ -90,6 +92,8 @@ static void engine_free(struct engine *e)
         mb_free(s->results);
         mb_free(s->seqs);
         mb_free(s->i_draw);
+        mb_free(s->n_guess);
+        mb_free(s->n_new);
         mb_free(s->pos);
         mb_free(s->draws);
     }

@@ -65,6 +65,17 @@ struct index_mark { int32_t index; }; /* where a snapshot is worth taking (ends 
 enum job_method { JOB_GENERATE = 0, JOB_SCORE, JOB_EMBED };
 enum { ENGINE_EMBED_ROWS = 8, ENGINE_EMBED_QUEUE = 256 }; /* embedding jobs computed together; waiting, else MB_BUSY */
 
+/* What a job thinks comes next (jump-forward, fill). Either guesses: each is drawn like any token, all in one row, and kept
+ * as far as the draws say the same, so that what comes out is what would have come out without them. Or text that is put
+ * in as it is (`sure`): nothing is drawn for it. */
+enum { ENGINE_AHEAD_MAX = 32 };
+struct job_ahead {
+    int32_t n;                                /* 0: nothing; at most n_max */
+    bool sure;
+    int32_t ids[ENGINE_AHEAD_MAX];
+    const uint32_t *masks[ENGINE_AHEAD_MAX];  /* guesses: what may be drawn behind ids[j]; NULL = all */
+};
+
 /* One unit of work. Owned by the caller and unchanged from engine_submit to on_done. */
 struct engine_job {
     enum job_method method;
@@ -91,6 +102,9 @@ struct engine_job {
     float *hidden;                /* JOB_EMBED: [d_model], written before on_end; the caller's */
     /* Constraint (grammar): bits for the next draw of a choice, NULL = all. Runs off the step where it can. */
     const uint32_t *(*next_mask)(void *ctx, int32_t i_choice);
+    /* May be NULL. Asked when the next token is drawn from one known id, before next_mask; ids: all so far. Tokens that were
+     * put in are told with on_token like drawn ones, before the next that is drawn; it is not asked again until they are. */
+    void (*ahead)(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
     struct job_filter filter;
     char trace_id[64];
     int64_t t_received_ns;        /* clock_now_ns when the request came in; for stats */
@@ -142,6 +156,7 @@ struct engine_stats {
     int64_t cache_entries;
     size_t cache_bytes, cache_max_bytes;
     uint64_t cache_hits, cache_misses;
+    uint64_t n_guessed, n_guesses_kept, n_put_in; /* tokens of job_ahead */
     double decode_tokens_per_s, prefill_tokens_per_s;   /* of the last seconds */
     double ttft_ms_mean, itl_ms_mean;
     uint64_t n_alone;            /* steps of one request alone that drew one token: */

@@ -44,6 +44,8 @@ struct sequence {
     int32_t n_ids, n_prompt, n_drawn, max_drawn;
     bool context_bound;            /* max_drawn comes from the window, not from the request */
     struct sample_params params;
+    int32_t n_put;                 /* the last so many ids were put in (job_ahead.sure) and not told yet */
+    int32_t spare[KV_MAX_KINDS];   /* copies of states while guesses are computed, -1: none */
     struct embed_span *embeds;     /* [job->n_embeds] row-relative, of the row in flight */
 
     int32_t kept[KV_MAX_KINDS];    /* first table entry not yet dropped */
@@ -90,9 +92,10 @@ struct step {
     struct row_result *results;
     struct sequence **seqs;        /* NULL: ended before delivery */
     int32_t *i_draw;               /* first draw of a row */
+    int32_t *n_guess, *n_new;      /* of a row: ids that are guesses; draws that became tokens, or failed */
     struct sample_pos *pos;        /* [n_draw_max] */
     struct draw *draws;
-    int32_t n_rows, n_draws, n_tokens, n_prefill;
+    int32_t n_rows, n_draws, n_tokens, n_prefill, n_guesses; /* n_prefill: without n_guesses */
     int32_t n_beside;              /* of n_rows: rows beside the batch, which draw nothing */
     bool undelivered;
 };
@@ -138,6 +141,7 @@ struct engine {
     struct sequence *first, *last;
     int32_t n_active, n_parked;    /* n_active: slots of the batch that are taken */
     int32_t n_embed_active;        /* rows beside it */
+    struct job_ahead ahead;        /* scratch of planning */
     struct step step[2];
     int i_step;                    /* the one planned next */
     uint32_t turn;                 /* round robin of prefill */
@@ -177,6 +181,10 @@ bool seq_has_pages(const struct engine *e, const struct sequence *s);
 void seq_release_pages(struct engine *e, struct sequence *s);
 /* Pages for indices up to `end`; *covered: how far they reach. True when all of it. */
 bool seq_grow(struct engine *e, struct sequence *s, int32_t end, int32_t *covered);
+/* Copy the recurrent states to where a row of guesses can be taken back; false: no free memory. Back, or let go of. */
+bool seq_state_save(struct engine *e, struct sequence *s);
+void seq_state_restore(struct engine *e, struct sequence *s);
+void seq_state_forget(struct engine *e, struct sequence *s);
 /* Take pages of the longest cached prefix; returns its length. */
 int32_t seq_adopt(struct engine *e, struct sequence *s);
 void seq_fork(struct engine *e, const struct sequence *from, struct sequence *to);
@@ -214,6 +222,7 @@ void *engine_main(void *arg);
 
 /* stats.c */
 void stats_step(struct engine *e, const struct step *st, int64_t ns);
+void stats_guesses(struct engine *e, int32_t n, int32_t n_kept);
 void stats_token(struct engine *e, struct sequence *s);
 void stats_publish(struct engine *e);
 

@@ -1,6 +1,9 @@
 /* method.c: the methods: how a sequence becomes rows, and what its results mean. A table; the scheduler knows no other.
  *
- * autoregressive: every known id is computed, the last one draws; the drawn id joins the sequence.
+ * autoregressive: every known id is computed, the last one draws; the drawn id joins the sequence. Where the job has a guess
+ *   of what comes (job_ahead) the guessed ids are computed in the same row and each place draws, with the noise, history
+ *   and mask that it would have had alone: ids join as far as draws and guesses agree, and the first that differs. The
+ *   keys behind it are not committed, recurrent states go back to before the row.
  * score: the prompt's own ids are the targets: row positions from n_score_from on draw with a target, on_score is told
  *   the index of the predicted id. Ends with END_LENGTH.
  * embed: the row that ends the prompt asks for the final norm's output at its last token; nothing draws.
@@ -48,6 +51,7 @@ static struct row *row_add(struct engine *e, struct sequence *s, struct step *st
     r->commit = s->undelivered ? COMMIT_AFTER_ACCEPT : COMMIT_YES;
     st->seqs[st->n_rows] = s;
     st->i_draw[st->n_rows] = st->n_draws;
+    st->n_guess[st->n_rows] = st->n_new[st->n_rows] = 0;
     memset(&st->results[st->n_rows], 0, sizeof st->results[0]);
     st->results[st->n_rows].draws = st->draws + st->n_draws;
     st->n_rows++;
@@ -71,8 +75,63 @@ static int32_t generate_feed_end(const struct sequence *s)
     return s->n_ids;
 }
 
+/* Tokens that a row may have besides its one: every other row of the batch finds its token and its draw. */
+static int32_t ahead_room(const struct engine *e, const struct step *st)
+{
+    int32_t rows = e->opt.batch - (st->n_rows - st->n_beside), tokens = e->info->m_max - st->n_tokens - rows;
+    int32_t draws = e->n_draw_max - st->n_draws - rows, room = tokens < draws ? tokens : draws;
+    return room > 0 ? room : 0;
+}
+
+/* Ask the job; what it says now stands behind the known ids, where there is room for all of max_drawn. How much is asked
+ * for depends on the sequence alone: what is put in changes what follows. */
+static int32_t ahead_ask(struct engine *e, struct sequence *s)
+{
+    const struct engine_job *job = s->run->job;
+    struct job_ahead *a = &e->ahead;
+    int32_t n = 0, left = s->max_drawn - s->n_drawn - 1, room = left < ENGINE_AHEAD_MAX ? left : ENGINE_AHEAD_MAX;
+    if (!job->ahead || s->n_put > 0 || s->st.n_committed != s->n_ids - 1 || room <= 0) return 0;
+    a->n = 0;
+    a->sure = false;
+    job->ahead(job->filter.ctx, s->i_choice, s->ids, s->n_ids, room, a);
+    for (; n < a->n && n < room && a->ids[n] >= 0 && a->ids[n] < e->info->n_vocab; n++) s->ids[s->n_ids + n] = a->ids[n];
+    return n;
+}
+
+/* The ids behind n_ids are guesses. */
+static bool guess_row(struct engine *e, struct sequence *s, struct step *st, int32_t n)
+{
+    const struct engine_job *job = s->run->job;
+    int32_t covered, room = ahead_room(e, st);
+    if (n > room) n = room;
+    if (n > 0 && !seq_grow(e, s, s->n_ids + n, &covered)) n = covered - s->n_ids;
+    if (n <= 0 || (e->has_state && !seq_state_save(e, s))) return false;
+    int32_t i_row = st->n_rows;
+    struct row *r = row_add(e, s, st, s->n_ids + n);
+    r->draw = DRAW_ALL;
+    r->draws = st->pos + st->n_draws;
+    st->n_guess[i_row] = n;
+    st->n_guesses += n;
+    for (int32_t j = 0; j <= n; j++) {
+        struct sample_pos *p = draw_add(s, st, s->n_ids + j);
+        p->n_drawn += j;
+        if (j > 0) p->mask = e->ahead.masks[j - 1];
+        else if (job->next_mask) p->mask = job->next_mask(job->filter.ctx, s->i_choice);
+    }
+    return true;
+}
+
 static bool generate_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
+    int32_t n_ahead = ahead_ask(e, s), room = ahead_room(e, st);
+    if (n_ahead > 0 && e->ahead.sure) {
+        s->n_ids += n_ahead;
+        s->n_drawn += n_ahead;
+        s->n_put = n_ahead;
+        budget += n_ahead < room ? n_ahead : room;
+    } else if (n_ahead > 0 && guess_row(e, s, st, n_ahead)) {
+        return true;
+    }
     int32_t covered, end = chunk_end(e, s, s->n_ids, budget);
     if (end > s->st.n_committed && !seq_grow(e, s, end, &covered))
         end = covered > s->st.n_committed ? chunk_end(e, s, s->n_ids, covered - s->st.n_committed) : 0;
@@ -106,49 +165,105 @@ static void no_draw(struct sequence *s, const struct draw *d)
                                 : "the constraint and the logit bias leave no token that could be drawn";
 }
 
-static void generate_take(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+/* The prompt's keys have shown to be good: siblings may start from them. */
+static void forks_start(struct engine *e, struct sequence *s)
 {
-    if (st->rows[i_row].draw == DRAW_NONE) return;
-    const struct draw *d = &st->draws[st->i_draw[i_row]];
-    s->undelivered = true;
+    for (int32_t i = 1; i < s->run->job->n_choices; i++) {
+        struct sequence *o = &s->run->seqs[i];
+        if (o->phase != SEQ_FORK_WAIT) continue;
+        seq_fork(e, s, o);
+        o->phase = SEQ_READY;
+    }
+}
+
+/* One draw: it joins, and may end the sequence. True: the guess that stands in its place was right, so the next draw counts. */
+static bool draw_join(struct engine *e, struct sequence *s, const struct draw *d, bool guessed)
+{
     if (!is_drawn(e, d)) {
         no_draw(s, d);
-        return;
+        return false;
     }
-    bool first = !s->clean;
-    s->clean = true;
-    if (first)
-        for (int32_t i = 1; i < s->run->job->n_choices; i++) {
-            struct sequence *o = &s->run->seqs[i];
-            if (o->phase != SEQ_FORK_WAIT) continue;
-            seq_fork(e, s, o);
-            o->phase = SEQ_READY;
-        }
-    if (first || s->st.n_committed / KV_PAGE_TOKENS > s->n_published / KV_PAGE_TOKENS) seq_publish(e, s);
+    guessed = guessed && s->ids[s->n_ids] == d->id;
     s->ids[s->n_ids++] = d->id;
     s->n_drawn++;
     if (is_end_id(s->run->job, d->id)) s->end = END_EOS;
     else if (s->n_drawn >= s->max_drawn) s->end = s->context_bound ? END_CONTEXT : END_LENGTH;
+    return guessed && s->end == END_NONE;
+}
+
+/* Guesses behind the last right one never were. */
+static void guesses_settle(struct engine *e, struct sequence *s, const struct row *r, int32_t n, int32_t n_kept)
+{
+    s->st.n_committed = r->i_first + r->n - n + n_kept;
+    s->st.i_state = s->st.n_committed;
+    stats_guesses(e, n, n_kept);
+    if (e->has_state && n_kept == n) seq_state_forget(e, s);
+    if (!e->has_state || n_kept == n) return;
+    seq_state_restore(e, s);
+    s->st.n_committed = s->st.i_state = r->i_first;
+}
+
+static void generate_take(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
+{
+    const struct row *r = &st->rows[i_row];
+    if (r->draw == DRAW_NONE) return;
+    const struct draw *d = &st->draws[st->i_draw[i_row]];
+    int32_t n_guess = st->n_guess[i_row], n_kept = 0;
+    s->undelivered = true;
+    while (draw_join(e, s, &d[n_kept], n_kept < n_guess)) n_kept++;
+    st->n_new[i_row] = n_kept + 1;
+    if (n_guess > 0) guesses_settle(e, s, r, n_guess, n_kept);
+    if (!is_drawn(e, &d[0])) return;
+    bool first = !s->clean;
+    s->clean = true;
+    if (first) forks_start(e, s);
+    if (first || s->st.n_committed / KV_PAGE_TOKENS > s->n_published / KV_PAGE_TOKENS) seq_publish(e, s);
+}
+
+/* False: the sequence is finished. */
+static bool token_tell(struct engine *e, struct sequence *s, const struct draw *d, bool is_end, bool *park)
+{
+    const struct job_filter *f = &s->run->job->filter;
+    if (!is_drawn(e, d)) {
+        seq_finish(e, s, END_ERROR, s->end_status, s->end_text);
+        return false;
+    }
+    stats_token(e, s);
+    enum verdict v = f->on_token(f->ctx, s->i_choice, d, is_end);
+    if (v == VERDICT_FAIL) seq_finish(e, s, END_ERROR, MB_INTERNAL, "the request's filter failed");
+    else if (v == VERDICT_STOP) seq_finish(e, s, is_end ? END_EOS : END_STOP, MB_OK, NULL);
+    *park = *park || v == VERDICT_PARK;
+    return v == VERDICT_GO || v == VERDICT_PARK;
+}
+
+/* Ids that were put in stand before the n_new drawn ones. */
+static bool put_tell(struct engine *e, struct sequence *s, int32_t n_new, bool *park)
+{
+    int32_t n = s->n_put, first = s->n_ids - n_new - n;
+    s->n_put = 0;
+    e->meter.s.n_put_in += (uint64_t)n;
+    for (int32_t i = 0; i < n; i++) {
+        struct draw d = { .id = s->ids[first + i], .argmax = s->ids[first + i] };
+        if (!token_tell(e, s, &d, false, park)) return false;
+    }
+    return true;
 }
 
 static void generate_deliver(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
 {
-    const struct job_filter *f = &s->run->job->filter;
     const struct draw *d = &st->draws[st->i_draw[i_row]];
+    int32_t n_new = st->n_new[i_row];
+    bool park = false, lost = st->rows[i_row].draw != DRAW_NONE && !is_drawn(e, &d[n_new - 1]);
     if (st->rows[i_row].draw == DRAW_NONE) return;
-    if (!is_drawn(e, d)) {
-        seq_finish(e, s, END_ERROR, s->end_status, s->end_text);
-        return;
-    }
     pthread_mutex_lock(&e->lock);
     s->unpark_seen = s->run->n_unpark;
     pthread_mutex_unlock(&e->lock);
-    stats_token(e, s);
-    enum verdict v = f->on_token(f->ctx, s->i_choice, d, s->end == END_EOS);
-    if (v == VERDICT_FAIL) seq_finish(e, s, END_ERROR, MB_INTERNAL, "the request's filter failed");
-    else if (v == VERDICT_STOP) seq_finish(e, s, s->end == END_EOS ? END_EOS : END_STOP, MB_OK, NULL);
-    else if (s->end != END_NONE) seq_finish(e, s, s->end, s->end_status, s->end_text);
-    else if (v == VERDICT_PARK) {
+    if (s->n_put > 0 && !put_tell(e, s, n_new - lost, &park)) return;
+    for (int32_t i = 0; i < n_new; i++)
+        if (!token_tell(e, s, &d[i], s->end == END_EOS && i == n_new - 1, &park)) return;
+    if (s->end != END_NONE) {
+        seq_finish(e, s, s->end, s->end_status, s->end_text);
+    } else if (park) {
         if (s->phase == SEQ_ACTIVE) e->n_active--;
         s->phase = SEQ_PARKED;
         s->t_parked_ns = s->t_last_token_ns;

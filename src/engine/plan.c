@@ -56,11 +56,11 @@ static int32_t n_pending(const struct sequence *s)
     return s->method->feed_end(s) - s->st.n_committed;
 }
 
-/* Nothing to plan for a sequence that has ended but was not told, or whose mask waits for its filter. */
+/* Nothing to plan for a sequence that has ended but was not told, or whose mask or guess waits for its filter. */
 static bool plannable(const struct sequence *s)
 {
     if (s->phase != SEQ_ACTIVE || s->end != END_NONE) return false;
-    return !s->undelivered || !s->run->job->next_mask;
+    return !s->undelivered || !(s->run->job->next_mask || s->run->job->ahead);
 }
 
 /* --- pages --- */
@@ -142,13 +142,13 @@ static bool wants_prefill(const struct sequence *s)
 
 static int32_t prefill_one(struct engine *e, struct step *st, struct sequence *s, int32_t budget)
 {
-    int32_t before = st->n_tokens, n = budget, least = smallest_row(s);
+    int32_t before = st->n_tokens - st->n_guesses, n = budget, least = smallest_row(s);
     if (n > e->opt.prefill_chunk) n = e->opt.prefill_chunk;
     if (n < least) n = least;
     if (n > e->info->m_max - st->n_tokens) return 0;
     s->method->next_row(e, s, st, n);
-    st->n_prefill += st->n_tokens - before;
-    return st->n_tokens - before;
+    st->n_prefill += st->n_tokens - st->n_guesses - before;
+    return st->n_tokens - st->n_guesses - before;
 }
 
 static void plan_prefill(struct engine *e, struct step *st)
@@ -170,7 +170,7 @@ static void plan_prefill(struct engine *e, struct step *st)
 
 void plan_step(struct engine *e, struct step *st)
 {
-    st->n_rows = st->n_draws = st->n_tokens = st->n_prefill = st->n_beside = 0;
+    st->n_rows = st->n_draws = st->n_tokens = st->n_prefill = st->n_guesses = st->n_beside = 0;
     secure_all(e);
     for (struct sequence *s = e->first; s; s = s->next)
         if (plannable(s) && n_pending(s) == 1 && !s->method->beside) s->method->next_row(e, s, st, 1);

@@ -40,6 +40,7 @@ static mb_status seq_make(struct engine *e, struct sequence *s, struct run *r, i
     s->max_drawn = job->method != JOB_GENERATE ? 0 : s->context_bound ? room : job->max_tokens;
     s->params = job->params;
     s->params.noise.i_choice = (uint32_t)i_choice;
+    for (int32_t k = 0; k < KV_MAX_KINDS; k++) s->spare[k] = -1;
     s->cap_snaps = e->has_state ? job->n_marks + 1 + SNAPS_BY_COUNT : 0;
     int32_t cap = job->n_ids + s->max_drawn, n_page = cap / KV_PAGE_TOKENS + 1;
     s->ids = mb_alloc((size_t)cap * sizeof *s->ids);
@@ -142,6 +143,7 @@ void seq_release_pages(struct engine *e, struct sequence *s)
         s->kept[k] = 0;
     }
     snaps_drop(e, s);
+    seq_state_forget(e, s);
     s->st.n_committed = s->st.i_state = s->st.n_replay = 0;
     s->n_published = 0;
 }
@@ -220,6 +222,37 @@ bool seq_grow(struct engine *e, struct sequence *s, int32_t end, int32_t *covere
         return false;
     }
     return true;
+}
+
+/* --- states that may be taken back --- */
+
+bool seq_state_save(struct engine *e, struct sequence *s)
+{
+    for (int32_t k = 0; k < e->kv.n_kinds; k++) {
+        if (e->kv.kinds[k].type != KIND_STATE) continue;
+        if (s->spare[k] < 0) s->spare[k] = kv_page_alloc(&e->kv, k);
+        if (s->spare[k] < 0) {
+            seq_state_forget(e, s);
+            return false;
+        }
+        e->st.page_copy(e->st.ctx, k, s->spare[k], s->st.kind[k].page[0]);
+    }
+    return true;
+}
+
+void seq_state_forget(struct engine *e, struct sequence *s)
+{
+    for (int32_t k = 0; k < e->kv.n_kinds; k++) {
+        if (s->spare[k] >= 0) kv_page_unref(&e->kv, k, s->spare[k]);
+        s->spare[k] = -1;
+    }
+}
+
+void seq_state_restore(struct engine *e, struct sequence *s)
+{
+    for (int32_t k = 0; k < e->kv.n_kinds; k++)
+        if (s->spare[k] >= 0) e->st.page_copy(e->st.ctx, k, s->st.kind[k].page[0], s->spare[k]);
+    seq_state_forget(e, s);
 }
 
 /* --- taking over pages of others --- */

@@ -36,7 +36,7 @@ static void mean_add(double *mean, double v)
 void stats_step(struct engine *e, const struct step *st, int64_t ns)
 {
     struct meter *m = &e->meter;
-    int32_t n_decode = st->n_tokens - st->n_prefill;
+    int32_t n_decode = st->n_tokens - st->n_prefill - st->n_guesses; /* guesses that are kept: stats_guesses */
     m->s.steps++;
     m->s.tokens_prefilled += (uint64_t)st->n_prefill;
     m->s.tokens_decoded += (uint64_t)n_decode;
@@ -45,7 +45,7 @@ void stats_step(struct engine *e, const struct step *st, int64_t ns)
     rate_add(&m->prefill_rate, now, (uint64_t)st->n_prefill);
     if (st->n_prefill == 0) {
         mean_add(&m->decode_ns, (double)ns);
-        if (st->n_rows == 1 && n_decode == 1) {
+        if (st->n_rows == 1 && st->n_tokens == 1) {
             m->s.n_alone++;
             m->alone_ns_sum += (double)ns;
             m->alone_index_sum += st->rows[0].i_first;
@@ -55,6 +55,15 @@ void stats_step(struct engine *e, const struct step *st, int64_t ns)
     double rest = (double)ns - (n_decode > 0 ? m->decode_ns : 0);
     if (rest < 0.1 * (double)ns) rest = 0.1 * (double)ns; /* a noisy step must not make prefill look free */
     mean_add(&m->prefill_ns_per_token, rest / st->n_prefill);
+}
+
+void stats_guesses(struct engine *e, int32_t n, int32_t n_kept)
+{
+    struct meter *m = &e->meter;
+    m->s.n_guessed += (uint64_t)n;
+    m->s.n_guesses_kept += (uint64_t)n_kept;
+    m->s.tokens_decoded += (uint64_t)n_kept;
+    rate_add(&m->decode_rate, clock_now_ns(), (uint64_t)n_kept);
 }
 
 void stats_token(struct engine *e, struct sequence *s)

@@ -54,6 +54,8 @@ struct rig_job {
     /* behaviour */
     int32_t stop_after, park_every, cancel_after, fail_after; /* tokens of choice 0; 0 = never */
     int32_t n_parks;
+    const struct rig_job *oracle; /* what it will draw, for guesses */
+    int32_t n_asked;
 };
 
 static inline void rig_lock(struct rig *r) { pthread_mutex_lock(&r->lock); }

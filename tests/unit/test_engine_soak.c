@@ -1,6 +1,6 @@
 /* test_engine_soak.c: random loads over random engines, from a seed: `test_engine_soak [first_seed [n_seeds]]`.
  * Every step checks the books: pages, tree, and that what the sequences name is exactly what the pool counts. Every
- * token is compared with what the same job draws alone. ENG-006, B-028, B-043, B-071, B-094, B-098, B-103. */
+ * token is compared with what the same job draws alone, without guesses. ENG-006, ENG-194, B-028, B-043, B-071, B-094, B-098, B-103. */
 #include "unit/engine_rig.h"
 
 #include "engine/engine_int.h"
@@ -33,6 +33,7 @@ static int64_t count_table(const struct engine *e, const struct sequence *s)
         for (int32_t j = 0; j < s->st.kind[k].n_page; j++) n += s->st.kind[k].page[j] >= 0;
         for (int32_t j = s->st.kind[k].n_page; j < s->st.kind[k].cap; j++) assert_int_equal(s->st.kind[k].page[j], -1);
         for (int32_t i = 0; i < s->n_snaps; i++) n += s->snaps[i].page[k] >= 0;
+        n += s->spare[k] >= 0;
     }
     return n;
 }
@@ -101,6 +102,31 @@ static void job_random(struct rig_job *j, struct rig *r, uint32_t seed)
     }
 }
 
+/* Guesses: right ones, and in every third row a wrong one somewhere. */
+static void guess(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out)
+{
+    struct rig_job *j = ctx;
+    const struct rig_job *o = j->oracle;
+    int32_t at = n_ids - j->job.n_ids, n = 1 + (at * 7 + j->n_asked) % 9, bad = j->n_asked++ % 3 ? -1 : at % n;
+    for (out->n = 0; out->n < n && out->n < n_max && at + out->n < o->n_out[i_choice]; out->n++) {
+        out->ids[out->n] = o->out[i_choice][at + out->n] + (out->n == bad);
+        out->masks[out->n] = j->job.next_mask ? j->job.next_mask(ctx, i_choice) : NULL;
+    }
+    if (out->n > 0 && out->ids[out->n - 1] >= RIG_VOCAB) out->n = 0;
+}
+
+/* Text put in behind some ids. */
+static void put_in(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out)
+{
+    const struct rig_job *j = ctx;
+    int32_t last = ids[n_ids - 1];
+    (void)i_choice;
+    out->sure = true;
+    if (n_ids > j->job.n_ids && last % 7 == 0) out->n = 1 + last % ENGINE_AHEAD_MAX;
+    if (out->n > n_max) out->n = n_max;
+    for (int32_t i = 0; i < out->n; i++) out->ids[i] = (last + i * 31) % 900;
+}
+
 static void rig_random(struct rig *r)
 {
     rig_init(r);
@@ -146,23 +172,29 @@ static void wait_all(struct rig *r, struct rig_job *j)
 }
 
 /* The same job alone, over a stepper without pages. */
-static void compare_alone(struct rig_job *j)
+static void run_alone(const struct rig_job *j, struct rig_job *alone)
 {
     static struct rig r;
-    struct rig_job alone;
     rig_init(&r);
     r.eo.batch = 1;
     r.eo.prompt_cache_bytes = 0;
     r.so.hash_end_every = j->rig->so.hash_end_every;
     rig_open(&r);
-    job_init(&alone, &r, j->job.n_ids, 0, 0);
-    struct job_filter f = alone.job.filter;
-    memcpy(alone.ids, j->ids, (size_t)j->job.n_ids * sizeof(int32_t));
-    alone.job = j->job;
-    alone.job.ids = alone.ids;
-    alone.job.filter = f;
-    alone.stop_after = j->stop_after;
-    job_run(&alone);
+    job_init(alone, &r, j->job.n_ids, 0, 0);
+    struct job_filter f = alone->job.filter;
+    memcpy(alone->ids, j->ids, (size_t)j->job.n_ids * sizeof(int32_t));
+    alone->job = j->job;
+    alone->job.ids = alone->ids;
+    alone->job.filter = f;
+    if (alone->job.ahead == guess) alone->job.ahead = NULL;
+    alone->stop_after = j->stop_after;
+    job_run(alone);
+    rig_close(&r);
+}
+
+static void compare_alone(const struct rig_job *j, const struct rig_job *o)
+{
+    const struct rig_job alone = *o;
     for (int32_t i = 0; i < j->job.n_choices; i++) {
         if (j->why[i] == END_CANCELLED) {
             assert_true(j->n_out[i] <= alone.n_out[i] || j->park_every);
@@ -179,22 +211,25 @@ static void compare_alone(struct rig_job *j)
         assert_int_equal(j->n_scored, alone.n_scored);
         assert_true(j->score_sum == alone.score_sum);
     }
-    job_free(&alone);
-    rig_close(&r);
 }
 
-static uint64_t total_preempted, total_hits, total_failed, total_cancelled, total_finished;
+static uint64_t total_preempted, total_hits, total_failed, total_cancelled, total_finished, total_kept, total_wrong, total_put;
 
 static void soak(uint32_t seed)
 {
     static struct rig r;
-    static struct rig_job j[N_JOBS];
+    static struct rig_job j[N_JOBS], alone[N_JOBS];
     rng = seed * 77777u + 5;
     rig_random(&r);
     rig_open(&r);
     memset(j, 0, sizeof j);
     for (int i = 0; i < N_JOBS; i++) {
         job_random(&j[i], &r, (uint32_t)pick(6));
+        if (pick(3) && j[i].job.method == JOB_GENERATE) j[i].job.ahead = pick(3) ? guess : put_in;
+        run_alone(&j[i], &alone[i]);
+        j[i].oracle = &alone[i];
+    }
+    for (int i = 0; i < N_JOBS; i++) {
         mb_error err = { 0 };
         if (engine_submit(r.engine, &j[i].job, &j[i].id, &err) != MB_OK) { /* longer than the pool, or a span > m_max */
             assert_true(err.code == MB_CONTEXT_OVER_BUDGET || err.code == MB_TOO_LARGE);
@@ -215,10 +250,14 @@ static void soak(uint32_t seed)
     total_failed += s.failed;
     total_cancelled += s.cancelled;
     total_finished += s.finished;
+    total_kept += s.n_guesses_kept;
+    total_put += s.n_put_in;
+    total_wrong += s.n_guessed - s.n_guesses_kept;
     if (s.n_pages_held || s.cache_bytes > s.cache_max_bytes) fail_msg("%d pages held at rest", (int)s.n_pages_held);
     for (int i = 0; i < N_JOBS; i++) {
-        if (j[i].id) compare_alone(&j[i]);
+        if (j[i].id) compare_alone(&j[i], &alone[i]);
         job_free(&j[i]);
+        job_free(&alone[i]);
     }
     engine_cache_clear(r.engine);
     s = rig_stats(&r);
@@ -239,7 +278,7 @@ static void test_soak(void **state)
     printf("%llu finished, %llu cancelled, %llu failed, %llu preempted, %llu cache hits\n",
            (unsigned long long)total_finished, (unsigned long long)total_cancelled, (unsigned long long)total_failed,
            (unsigned long long)total_preempted, (unsigned long long)total_hits);
-    if (n_seeds >= 10) assert_true(total_preempted && total_hits && total_failed && total_cancelled); /* it did meet them */
+    if (n_seeds >= 10) assert_true(total_preempted && total_hits && total_failed && total_cancelled && total_kept && total_wrong && total_put); /* it did meet them */
 }
 
 int main(int argc, char **argv)
