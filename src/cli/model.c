@@ -197,6 +197,7 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     set_hlg(f, &x->hlg);
     x->max_tokens = f->max_tokens.given ? f->max_tokens.i : -1;
     x->no_grammar = f->grammar.given && !f->grammar.b;
+    x->grammar_jump = f->grammar_jump.b;
     x->thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
     x->client_timeout_ms = (int64_t)(f->client_timeout.d * 1000);
     x->adapter = f->adapter.given ? f->adapter.s : NULL;

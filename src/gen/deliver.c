@@ -127,6 +127,7 @@ static enum verdict on_token(void *ctx, int32_t i_choice, const struct draw *d, 
     feed_id(c, d->id);
     if (was_inside || c->split.inside) c->n_reasoning++;
     limit_after(c, d->id);
+    ahead_follow(c, d->id);
     return verdict_of(c);
 }
 
@@ -238,6 +239,7 @@ mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, const struct 
         s->n_choices_made = i + 1;
         MB_TRY(stop_match_init(&c->stop, &s->stops, &s->arena, err));
         MB_TRY(limit_init(c, start, thinks, err));
+        MB_TRY(ahead_init(c, err));
     }
     return MB_OK;
 }
@@ -251,6 +253,7 @@ void deliver_free(struct gen_stream *s)
         stop_match_free(&c->stop);
         tool_scan_free(&c->tools);
         limit_free(c);
+        ahead_free(c);
         buf_free(&c->text);
         buf_free(&c->piece);
     }

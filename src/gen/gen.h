@@ -211,6 +211,7 @@ struct gen_engine_options {
     const char *default_adapter;     /* id for requests that name none; NULL */
     const char *cache_dir;           /* for tables of the tokenizer; NULL: none */
     bool no_grammar;                 /* MLX_BUN_GRAMMAR=0: constraints go into the prompt, with a warning (API-159) */
+    bool grammar_jump;               /* MLX_BUN_GRAMMAR_JUMP: what a grammar leaves no choice about is guessed; same output */
 };
 /* Tokenizer, templates and generation_config.json of model_dir over a running engine (taken: closed with this). */
 mb_status gen_engine_open(struct gen_engine **out, struct engine *engine, const struct gen_engine_options *opt,

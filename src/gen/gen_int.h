@@ -75,6 +75,17 @@ struct choice_limit {
     mb_error err;                      /* why there is no mask, or a token was not in the language */
 };
 
+/* What a choice thinks that comes next (ahead.c); engine thread only. */
+struct choice_ahead {
+    int32_t ids[ENGINE_AHEAD_MAX];     /* the last guess, of the places [at, at + n) of the sequence */
+    int32_t at, n, n_right;            /* n_right: of them have come true so far */
+    int32_t width;                     /* most to guess next time */
+    struct grammar_state *scratch;     /* runs ahead of the limit's state of that grammar */
+    const struct grammar *scratch_of;  /* compared, never followed */
+    uint32_t *masks;                   /* [n_masks][n_words] of the draws behind guesses; arena */
+    int32_t n_masks;                   /* 0: grammars are not jumped */
+};
+
 /* Filter state of one choice; engine thread only. */
 struct gen_choice {
     struct gen_stream *s;
@@ -87,6 +98,7 @@ struct gen_choice {
     int32_t n_drawn, n_reasoning, n_calls;
     bool calls_done;                   /* parallel_tools is false and there was a call: nothing more comes out */
     struct choice_limit limit;
+    struct choice_ahead ahead;
     int32_t i_stop;                    /* matched stop string, -1 */
     bool failed;                       /* an event could not be queued */
 };
@@ -195,10 +207,24 @@ mb_status limit_init(struct gen_choice *c, enum reasoning_start start, bool may_
 void limit_free(struct gen_choice *c);
 bool limit_wanted(const struct gen_stream *s);
 const uint32_t *limit_next_mask(void *ctx, int32_t i_choice);
+size_t limit_mask_words(const struct gen_stream *s);
+/* The state whose masks alone decide about the next draws as long as answer is drawn; NULL: none. */
+struct grammar_state *limit_ruling(const struct gen_choice *c);
 /* A token is about to be fed; then it was; between them, what it added to the answer. */
 void limit_before(struct gen_choice *c);
 void limit_content(struct gen_choice *c, const char *text, size_t len);
 void limit_after(struct gen_choice *c, int32_t id);
+
+/* ahead.c: on the engine thread; ahead_init on a worker */
+mb_status ahead_init(struct gen_choice *c, mb_error *err);
+void ahead_free(struct gen_choice *c);
+bool ahead_wanted(const struct gen_stream *s);
+void ahead_ask(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
+/* A token has been told. */
+void ahead_follow(struct gen_choice *c, int32_t id);
+
+/* jump.c */
+void jump_guess(struct gen_choice *c, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
 
 /* deliver.c */
 void deliver_content(struct gen_choice *c, const char *text, size_t len); /* to the stop strings */

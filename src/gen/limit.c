@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "gen/gen_int.h"
 
-static size_t n_words(const struct gen_stream *s)
+size_t limit_mask_words(const struct gen_stream *s)
 {
     return ((size_t)engine_info(s->g->engine)->n_vocab + 31) / 32;
 }
@@ -63,7 +63,7 @@ mb_status limit_init(struct gen_choice *c, enum reasoning_start start, bool may_
 {
     struct gen_stream *s = c->s;
     if (!limit_wanted(s)) return MB_OK;
-    c->limit.mask = arena_alloc_array(&s->arena, n_words(s), sizeof *c->limit.mask);
+    c->limit.mask = arena_alloc_array(&s->arena, limit_mask_words(s), sizeof *c->limit.mask);
     if (!c->limit.mask) return mb_fail(err, MB_NO_MEMORY, "no memory for a token mask");
     c->limit.may_open = may_open && start == REASONING_ANSWER && !s->g->text->tags->channels;
     MB_TRY(open_frame(c, start, err));
@@ -99,19 +99,26 @@ static bool must_close(const struct gen_choice *c)
     return c->split.inside && r->thinking_budget > 0 && c->s->g->n_close_ids > 0 && c->n_reasoning >= r->thinking_budget;
 }
 
+struct grammar_state *limit_ruling(const struct gen_choice *c)
+{
+    const struct choice_limit *l = &c->limit;
+    if (l->frame) return l->frame;
+    return c->split.inside ? NULL : l->state ? l->state : l->call;
+}
+
 const uint32_t *limit_next_mask(void *ctx, int32_t i_choice)
 {
     struct gen_stream *s = ctx;
     struct gen_choice *c = &s->choices[i_choice];
     struct choice_limit *l = &c->limit;
-    size_t bytes = n_words(s) * sizeof *l->mask;
+    size_t bytes = limit_mask_words(s) * sizeof *l->mask;
     if (must_close(c)) {
         memset(l->mask, 0, bytes);
         allow(c, s->g->close_ids[l->n_forced % s->g->n_close_ids]);
         return l->mask;
     }
-    struct grammar_state *state = l->frame ? l->frame : l->state ? l->state : l->call;
-    if ((c->split.inside && !l->frame) || !state) return NULL;
+    struct grammar_state *state = limit_ruling(c);
+    if (!state) return NULL;
     if (grammar_state_mask(state, l->mask, engine_info(s->g->engine)->n_vocab, &l->err) != MB_OK)
         memset(l->mask, 0, bytes); /* nothing can be drawn; on_token and on_end tell l->err */
     if (l->frame || !l->state) return l->mask;

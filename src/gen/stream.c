@@ -53,7 +53,7 @@ static mb_status stream_make(struct gen_engine *g, const struct gen_request *r, 
     arena_init(&s->arena, prepare_arena_limit(r));
     /* Above the soft limit rows are parked; what they may still add then, and what ends them, always has room. */
     s->ring_soft = g->opt.ring_events;
-    int32_t limit = s->ring_soft + 32 * r->n_choices + 16;
+    int32_t limit = s->ring_soft + (32 + 4 * ENGINE_AHEAD_MAX) * r->n_choices + 16; /* a row of guesses is told whole */
     mb_status st = request_copy(&s->req, r, &s->arena, err);
     if (st == MB_OK) st = ring_init(&s->ring, 32, r->score ? INT32_MAX / 2 : limit, err);
     if (st != MB_OK) stream_free(s);

@@ -42,10 +42,11 @@ static void put_engine(struct buf *b, const struct engine_stats *e)
 {
     buf_printf(b, ", \"engine\": {\"alive\": %s, \"finished\": %llu, \"cancelled\": %llu, \"failed\": %llu, \"rejected\": %llu, "
                   "\"preempted\": %llu, \"steps\": %llu, \"tokens_decoded\": %llu, \"tokens_prefilled\": %llu, "
-                  "\"tokens_cached\": %llu, \"pool_bytes\": %llu, \"pages_held_bytes\": %llu, \"pages_cached_bytes\": %llu, "
+                  "\"tokens_cached\": %llu, \"tokens_guessed\": %llu, \"tokens_guessed_right\": %llu, \"tokens_put_in\": %llu, \"pool_bytes\": %llu, \"pages_held_bytes\": %llu, \"pages_cached_bytes\": %llu, "
                   "\"pages_free_bytes\": %llu, \"decode_tokens_per_s\": ",
                e->alive ? "true" : "false", U(e->finished), U(e->cancelled), U(e->failed), U(e->rejected), U(e->preempted),
-               U(e->steps), U(e->tokens_decoded), U(e->tokens_prefilled), U(e->tokens_cached), U(e->pool_bytes),
+               U(e->steps), U(e->tokens_decoded), U(e->tokens_prefilled), U(e->tokens_cached), U(e->n_guessed),
+               U(e->n_guesses_kept), U(e->n_put_in), U(e->pool_bytes),
                U(e->pages_held_bytes), U(e->pages_cached_bytes), U(e->pages_free_bytes));
     json_write_double(b, e->decode_tokens_per_s);
     buf_append_str(b, ", \"prefill_tokens_per_s\": ");

@@ -19,6 +19,8 @@
 
 #define RIG_DIR "tests/golden/tiny-tokenizer"
 
+static bool rig_jump; /* grammar_jump of the engines that rig_init describes */
+
 struct gen_rig {
     int32_t script[4096];
     int32_t n_script;
@@ -56,7 +58,7 @@ static inline void rig_init(struct gen_rig *r, const char *const *pieces)
     rig_encode("<|im_end|>", &end, 1);
     r->so = (struct scripted_options){ .n_vocab = 512, .n_context = 100000, .m_max = 2048, .n_rows_max = 16, .end_id = end };
     r->eo = (struct engine_options){ .batch = 8, .queue_max = 64, .prefill_chunk = 2048, .prefill_share = 3, .client_timeout_ms = 60000 };
-    r->go = (struct gen_engine_options){ .model_dir = RIG_DIR, .max_tokens = -1 };
+    r->go = (struct gen_engine_options){ .model_dir = RIG_DIR, .max_tokens = -1, .grammar_jump = rig_jump };
     r->info = (struct gen_model_info){ .kv_mode = "bf16", .device = "scripted", .tier = "l1", .batch = 8, .n_layer_full = 1 };
 }
 
