@@ -30,6 +30,7 @@ const char *cli_verb_name(unsigned bit);
 mb_status cmd_serve(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_generate(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_convert(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
+mb_status cmd_upload(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_fuse(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_get(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);
 mb_status cmd_show_prompt(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err);

@@ -49,18 +49,37 @@ mb_status print_object(json_t *o, mb_error *err)
     return st;
 }
 
-static mb_status print_json(const struct convert_report *r, const char *out_dir, mb_error *err)
+static json_t *report_json(const struct convert_report *r, const char *out_dir)
 {
-    json_t *o = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:I, s:s}", "directory", out_dir, "arch", r->arch,
-                          "tensors", (json_int_t)r->n_tensors, "plain", (json_int_t)r->n_plain, "exact",
-                          (json_int_t)r->n_exact, "rounded", (json_int_t)r->n_rounded, "f32_scales",
-                          (json_int_t)r->n_f32_scales, "worst_error", r->worst_error, "worst_error_share",
-                          r->worst_error_share, "worst_tensor", r->worst_tensor, "size_bytes", (json_int_t)r->size_bytes,
-                          "notes", r->notes);
-    return print_object(o, err);
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:s, s:I, s:s}", "directory", out_dir, "arch", r->arch,
+                     "tensors", (json_int_t)r->n_tensors, "plain", (json_int_t)r->n_plain, "exact",
+                     (json_int_t)r->n_exact, "rounded", (json_int_t)r->n_rounded, "f32_scales",
+                     (json_int_t)r->n_f32_scales, "worst_error", r->worst_error, "worst_error_share",
+                     r->worst_error_share, "worst_tensor", r->worst_tensor, "size_bytes", (json_int_t)r->size_bytes,
+                     "notes", r->notes);
 }
 
-static mb_status import_gguf_file(const struct flags *f, const char *file, const char *out_dir, mb_error *err)
+/* What was made, and with --upload-repo (`up`) published then. o: the report as an object, taken; NULL in text, which is printed by now.
+ * A model that could not be published is there nevertheless, and said so. */
+static mb_status end_with(const struct flags *f, json_t *o, const char *out_dir, const struct upload_opts *up, mb_error *err)
+{
+    static struct upload_result r; /* large */
+    mb_status st = MB_OK;
+    if (f->json.b && !o) return mb_fail(err, MB_NO_MEMORY, "out of memory for the report");
+    if (up) st = publish(f, up, &r, err);
+    if (st != MB_OK)
+        mb_error_prefix(err, "%.200s is made but not published (mlx-bun upload %.200s --upload-repo %s does so)", out_dir, out_dir, up->repo);
+    if (up && o && json_object_set_new(o, "upload", st == MB_OK ? publish_json(up, &r) : json_null()) != 0 && st == MB_OK)
+        st = mb_fail(err, MB_NO_MEMORY, "out of memory for the report");
+    if (o) {
+        mb_status printed = print_object(o, st == MB_OK ? err : NULL);
+        return st != MB_OK ? st : printed;
+    }
+    if (up && st == MB_OK) publish_print(f, up, &r);
+    return st;
+}
+
+static mb_status import_gguf_file(const struct flags *f, const char *file, const char *out_dir, const struct upload_opts *up, mb_error *err)
 {
     struct convert_report report;
     struct progress bar;
@@ -69,24 +88,26 @@ static mb_status import_gguf_file(const struct flags *f, const char *file, const
     mb_status st = convert_gguf(file, out_dir, &opt, err);
     progress_end(&bar);
     if (st != MB_OK) return st;
-    if (f->json.b) return print_json(&report, out_dir, err);
-    print_text(&report, out_dir);
-    return MB_OK;
+    if (!f->json.b) print_text(&report, out_dir);
+    return end_with(f, f->json.b ? report_json(&report, out_dir) : NULL, out_dir, up, err);
 }
 
 /* --- checkpoints --- */
 
-static mb_status print_result(const struct flags *f, const struct checkpoint_result *r, const char *out_dir, mb_error *err)
+static json_t *result_json(const struct checkpoint_result *r, const char *out_dir)
+{
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s}", "directory", out_dir,
+                     "model_type", r->model_type, "tensors", (json_int_t)r->n_tensors, "quantised",
+                     (json_int_t)r->n_quantised, "kept", (json_int_t)r->n_kept, "requantised",
+                     (json_int_t)r->n_requantised, "indivisible", (json_int_t)r->n_indivisible, "dropped",
+                     (json_int_t)r->n_dropped, "shards", (json_int_t)r->n_shards, "size_bytes",
+                     (json_int_t)r->size_bytes, "parameters", (json_int_t)r->n_parameters, "bits_per_weight",
+                     r->bits_per_weight, "dtype", r->dtype);
+}
+
+static void print_result(const struct checkpoint_result *r, const char *out_dir)
 {
     char size[32];
-    if (f->json.b)
-        return print_object(json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s}", "directory", out_dir,
-                                      "model_type", r->model_type, "tensors", (json_int_t)r->n_tensors, "quantised",
-                                      (json_int_t)r->n_quantised, "kept", (json_int_t)r->n_kept, "requantised",
-                                      (json_int_t)r->n_requantised, "indivisible", (json_int_t)r->n_indivisible, "dropped",
-                                      (json_int_t)r->n_dropped, "shards", (json_int_t)r->n_shards, "size_bytes",
-                                      (json_int_t)r->size_bytes, "parameters", (json_int_t)r->n_parameters, "bits_per_weight",
-                                      r->bits_per_weight, "dtype", r->dtype), err);
     printf("%s: %s, %s in %zu file%s, %.3f bits per weight\n", out_dir, r->model_type, model_size_text(r->size_bytes, size),
            r->n_shards, r->n_shards == 1 ? "" : "s", r->bits_per_weight);
     printf("  %zu modules quantised, floats %s\n", r->n_quantised, r->dtype);
@@ -96,7 +117,6 @@ static mb_status print_result(const struct flags *f, const struct checkpoint_res
                r->n_requantised);
     if (r->n_indivisible) printf("  %zu modules stay in floats: their inputs are no multiple of the group\n", r->n_indivisible);
     if (r->n_dropped) printf("  %zu tensors that the text model does not read were left out\n", r->n_dropped);
-    return MB_OK;
 }
 
 /* --q-config: an object as config.json's "quantization", alone or in a config.json. *plan: a new reference. */
@@ -144,7 +164,6 @@ static mb_status check_wish(const struct flags *f, mb_error *err)
 {
     bool quantise = f->quantize.b || f->q_config.given;
     if (f->dequantize.b) return mb_fail(err, MB_INVALID, "--dequantize is not offered: a quantised checkpoint runs as it is");
-    if (f->upload_repo.given) return mb_fail(err, MB_INVALID, "--upload-repo is not in this version");
     if (f->target_bpw.given) return check_mixed(f, err);
     if (!quantise && (f->q_bits.given || f->q_group_size.given || f->quant_predicate.given))
         return mb_fail(err, MB_INVALID, "--q-bits, --q-group-size and --quant-predicate go with -q");
@@ -158,7 +177,7 @@ static mb_status check_wish(const struct flags *f, mb_error *err)
     return MB_OK;
 }
 
-static mb_status convert_model(const struct flags *f, const char *src_dir, const char *out_dir, mb_error *err)
+static mb_status convert_model(const struct flags *f, const char *src_dir, const char *out_dir, const struct upload_opts *up, mb_error *err)
 {
     struct checkpoint_result result;
     struct progress bar;
@@ -177,7 +196,9 @@ static mb_status convert_model(const struct flags *f, const char *src_dir, const
     progress_end(&bar);
     json_decref(plan);
     json_decref(note);
-    return st == MB_OK ? print_result(f, &result, out_dir, err) : st;
+    if (st != MB_OK) return st;
+    if (!f->json.b) print_result(&result, out_dir);
+    return end_with(f, f->json.b ? result_json(&result, out_dir) : NULL, out_dir, up, err);
 }
 
 static bool is_gguf(const char *arg)
@@ -189,6 +210,9 @@ static bool is_gguf(const char *arg)
 mb_status cmd_convert(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
 {
     char src_dir[MODEL_PATH_MAX];
+    static struct store s; /* large, as is the next */
+    static struct upload_opts opts;
+    const struct upload_opts *up = f->upload_repo.given ? &opts : NULL;
     const char *arg = f->hf_path.given ? f->hf_path.s : n_pos > 0 ? pos[0] : NULL;
     int i_out = f->hf_path.given ? 0 : 1;
     const char *out_dir = f->mlx_path.given || n_pos <= i_out ? f->mlx_path.s : pos[i_out];
@@ -198,9 +222,11 @@ mb_status cmd_convert(const struct flags *f, const char *const *pos, int n_pos, 
     if (is_gguf(arg)) {
         if (!f->mlx_path.given && n_pos <= i_out)
             return mb_fail(err, MB_INVALID, "convert takes two arguments here: the GGUF file and the new folder; see mlx-bun help convert");
-        return import_gguf_file(f, arg, out_dir, err);
+        if (up) MB_TRY(publish_prepare(f, out_dir, "model", &s, &opts, err));
+        return import_gguf_file(f, arg, out_dir, up, err);
     }
     MB_TRY(check_wish(f, err));
+    if (up) MB_TRY(publish_prepare(f, out_dir, "model", &s, &opts, err)); /* before the work: names and the token */
     MB_TRY(convert_find_source(f, arg, src_dir, err));
-    return convert_model(f, src_dir, out_dir, err);
+    return convert_model(f, src_dir, out_dir, up, err);
 }

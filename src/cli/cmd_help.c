@@ -53,6 +53,13 @@ static const struct verb verbs[] = {
       "  mlx-bun get mlx-community/Qwen3-0.6B-4bit\n"
       "  mlx-bun get mlx-community/Qwen3-0.6B-4bit@main --lock\n"
       "  mlx-bun serve \"$(mlx-bun get --starter | tail -n 1)\"", cmd_get },
+    { "upload", NULL, CMD_UPLOAD, 1, "[DIR] --upload-repo OWNER/NAME [--private]", "publish a folder on the hub",
+      "Puts the files of a folder (default mlx_model: what convert writes) into a repository of the Hugging Face hub (HF_ENDPOINT) as one\n"
+      "commit, and makes the repository when it is not there. Each file is hashed once; what the repository has already is not sent,\n"
+      "and after an interruption the same command sends only the rest. Half a model, and a folder that changes meanwhile, are\n"
+      "refused. The token must be allowed to write: ~/.mlx-bun/hf.json ({\"token\": ...}), HF_TOKEN, or hf auth login.\n\n"
+      "  mlx-bun upload ~/models/qwen3-4bit --upload-repo me/qwen3-4bit --private\n"
+      "  mlx-bun upload texts/ --upload-repo me/texts --repo-type dataset", cmd_upload },
     { "scan", NULL, CMD_SCAN, 0, "[--json]", "look at the cache anew",
       "Reads config.json and the safetensors headers of every model in the cache into the registry\n"
       "(~/.cache/mlx-bun/registry.sqlite). ls, serve and get do so by themselves for what has changed.", cmd_scan },

@@ -37,7 +37,7 @@ struct flags {
     /* making checkpoints: convert */
     struct flag_value hf_path, mlx_path, quantize, q_bits, q_group_size, q_config, quant_predicate, dtype, dequantize, max_shard_size;
     struct flag_value upload_repo, target_bpw, candidate_bits, calibration_mix, n_calibration, reference;
-    struct flag_value save_path, export_gguf;
+    struct flag_value save_path, export_gguf, upload_path, private_repo, repo_type, commit_message;
     /* removed or ignored names that take a value */
     struct flag_value perf_kernel, fused_decode, slots, kv_group_size, quantized_kv_start;
     /* variables without a flag */

@@ -56,6 +56,23 @@ static void read_token(struct store *s, const struct flags *f)
     buf_free(&b);
 }
 
+mb_status store_upload_token(struct store *s, const struct flags *f, mb_error *err)
+{
+    char path[PATH_MAX];
+    json_t *o;
+    if (!f->home.given) return MB_OK;
+    MB_TRY(path_join(path, sizeof path, f->home.s, ".mlx-bun/hf.json", err));
+    if (!file_exists(path)) return MB_OK;
+    MB_TRY(json_read_file(&o, path, 65536, err));
+    const char *token = json_string_value(json_object_get(o, "token"));
+    bool ok = token && strlen(token) < sizeof s->token;
+    if (ok && *token) strcpy(s->token, token);
+    json_decref(o);
+    if (!ok) return mb_fail(err, MB_BAD_FORMAT, "%s: wanted is {\"token\": \"hf_...\"}", path);
+    s->net.token = s->token[0] ? s->token : NULL;
+    return MB_OK;
+}
+
 mb_status store_init(struct store *s, const struct flags *f, mb_error *err)
 {
     char cache[PATH_MAX];

@@ -11,7 +11,6 @@
 #include "base/fault.h"
 #include "base/filemap.h"
 
-#define CHUNK_BYTES ((size_t)1 << 20)
 #define REFRESH_BYTES ((int64_t)64 << 20)
 
 /* --- hashes --- */
@@ -55,33 +54,27 @@ int64_t blob_partial_bytes(const char *repo_dir, const struct hub_file *f)
 
 /* --- one blob --- */
 
-/* Hash [0, size) of fd. */
-static mb_status hash_file(struct hasher *h, int fd, int64_t size, const char *path, bool (*cancelled)(void *ctx), void *ctx,
-                           mb_error *err)
+struct asked {
+    bool (*cancelled)(void *ctx);
+    void *ctx;
+};
+
+static bool not_cancelled(void *asked, int64_t done_bytes)
 {
-    unsigned char *chunk = mb_alloc(CHUNK_BYTES);
-    mb_status st = chunk ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
-    for (int64_t at = 0; st == MB_OK && at < size;) {
-        int64_t left = size - at;
-        ssize_t n = pread(fd, chunk, left < (int64_t)CHUNK_BYTES ? (size_t)left : CHUNK_BYTES, at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) st = n < 0 ? mb_fail_errno(err, "cannot read", path) : mb_fail(err, MB_IO, "%s became shorter", path);
-        else if ((st = hasher_add(h, chunk, (size_t)n, err)) != MB_OK) break;
-        else if (cancelled && cancelled(ctx)) st = mb_fail(err, MB_CANCELLED, "cancelled");
-        else at += n;
-    }
-    mb_free(chunk);
-    return st;
+    const struct asked *a = asked;
+    (void)done_bytes;
+    return !a->cancelled || !a->cancelled(a->ctx);
 }
 
 static mb_status partial_open(struct blob *b, bool (*cancelled)(void *ctx), void *ctx, mb_error *err)
 {
+    struct asked asked = { cancelled, ctx };
     struct stat st;
     b->fd = open(b->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (b->fd < 0 || fstat(b->fd, &st) != 0) return mb_fail_errno(err, "cannot open", b->part);
     MB_TRY(hasher_open(&b->hash, b->file->is_lfs, b->file->size, err));
     if (st.st_size > b->file->size) return blob_restart(b, err); /* cannot be its beginning */
-    MB_TRY(hash_file(b->hash, b->fd, st.st_size, b->part, cancelled, ctx, err));
+    MB_TRY(hasher_add_file(b->hash, b->fd, st.st_size, b->part, not_cancelled, &asked, err));
     b->have = b->told = st.st_size;
     return MB_OK;
 }
@@ -187,7 +180,8 @@ mb_status blob_verify(const char *path, const struct hub_file *f, bool (*cancell
     if (s == MB_OK && st.st_size != f->size)
         s = mb_fail(err, MB_BAD_FORMAT, "%s has %lld bytes, the hub lists %lld", name_shown(f->path, strlen(f->path), shown),
                     (long long)st.st_size, (long long)f->size);
-    if (s == MB_OK) s = hash_file(h, fd, f->size, path, cancelled, ctx, err);
+    struct asked asked = { cancelled, ctx };
+    if (s == MB_OK) s = hasher_add_file(h, fd, f->size, path, not_cancelled, &asked, err);
     if (s == MB_OK) s = hash_compare(h, f, "the file in the cache is corrupt", err);
     hasher_close(h);
     close(fd);

@@ -2,16 +2,19 @@
  * change under the lock, the bytes between them are copied and hashed outside of it. */
 #include "hub/hasher.h"
 
+#include <errno.h>
 #include <openssl/evp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/threads.h"
 
 #define RING_BYTES ((size_t)4 << 20)
 #define PIECE_BYTES ((size_t)256 << 10)
+#define CHUNK_BYTES ((size_t)1 << 20)
 #define THREAD_FROM_BYTES ((int64_t)8 << 20)
 
 struct hasher {
@@ -158,6 +161,24 @@ mb_status hasher_add(struct hasher *h, const void *data, size_t len, mb_error *e
     if (h->threaded) ring_put(h, data, len);
     else if (EVP_DigestUpdate(h->ctx, data, len) != 1) h->failed = true;
     return !h->threaded && h->failed ? mb_fail(err, MB_INTERNAL, "a hash failed") : MB_OK;
+}
+
+mb_status hasher_add_file(struct hasher *h, int fd, int64_t size, const char *path, bool (*going)(void *ctx, int64_t done_bytes),
+                          void *ctx, mb_error *err)
+{
+    unsigned char *chunk = mb_alloc(CHUNK_BYTES);
+    mb_status st = chunk ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
+    for (int64_t at = 0; st == MB_OK && at < size;) {
+        int64_t left = size - at;
+        ssize_t n = pread(fd, chunk, left < (int64_t)CHUNK_BYTES ? (size_t)left : CHUNK_BYTES, at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) st = n < 0 ? mb_fail_errno(err, "cannot read", path) : mb_fail(err, MB_IO, "%s became shorter", path);
+        else st = hasher_add(h, chunk, (size_t)n, err);
+        at += n;
+        if (st == MB_OK && going && !going(ctx, at)) st = mb_fail(err, MB_CANCELLED, "cancelled");
+    }
+    mb_free(chunk);
+    return st;
 }
 
 mb_status hasher_end(struct hasher *h, char hex[65], mb_error *err)

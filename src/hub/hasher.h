@@ -17,6 +17,10 @@ void hasher_close(struct hasher *h); /* NULL is nothing */
 mb_status hasher_restart(struct hasher *h, mb_error *err);
 /* Waits when the ring is full. MB_INTERNAL: the library failed. */
 mb_status hasher_add(struct hasher *h, const void *data, size_t len, mb_error *err);
+/* The first `size` bytes of a file, in pieces. going (may be NULL) is asked after each with what was read; false: MB_CANCELLED.
+ * MB_IO: it cannot be read or became shorter. */
+mb_status hasher_add_file(struct hasher *h, int fd, int64_t size, const char *path, bool (*going)(void *ctx, int64_t done_bytes),
+                          void *ctx, mb_error *err);
 /* Lower-case hexadecimal digits of everything added. Afterwards only restart and close. */
 mb_status hasher_end(struct hasher *h, char hex[65], mb_error *err);
 

@@ -7,18 +7,14 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/clock.h"
-#include "hub/listing.h"
 #include "hub/net_int.h"
 
 #define RETRY_MAX_MS 8000
 #define RETRY_AFTER_MAX_S 60
-#define WAIT_SLICE_MS 50
-#define UNREACHABLE_RETRIES 2 /* without a network nobody wants to wait for the answer that there is none */
 
 /* --- URLs --- */
 
-static const char *endpoint_of(const struct net_opts *o)
+const char *net_endpoint(const struct net_opts *o)
 {
     return o->endpoint && *o->endpoint ? o->endpoint : NET_ENDPOINT;
 }
@@ -50,7 +46,7 @@ static bool origin_of(const char *url, char out[512])
 const char *net_token_for(const struct net_opts *o, const char *url)
 {
     char a[512], b[512];
-    if (!o->token || !*o->token || !origin_of(endpoint_of(o), a) || !origin_of(url, b)) return NULL;
+    if (!o->token || !*o->token || !origin_of(net_endpoint(o), a) || !origin_of(url, b)) return NULL;
     return strcasecmp(a, b) == 0 ? o->token : NULL;
 }
 
@@ -93,22 +89,47 @@ static mb_status take_url(struct buf *b, char out[NET_URL_MAX], mb_error *err)
 
 static void begin_url(struct buf *b, const struct net_opts *o)
 {
-    const char *e = endpoint_of(o);
+    const char *e = net_endpoint(o);
     size_t len = strlen(e);
     while (len > 0 && e[len - 1] == '/') len--;
     buf_init(b, NET_URL_MAX - 1);
     buf_append(b, e, len);
 }
 
-mb_status net_url_listing(const struct net_opts *o, const char *repo, const char *revision, char out[NET_URL_MAX], mb_error *err)
+mb_status net_url_api(const struct net_opts *o, const char *kind, const char *repo, const char *verb, const char *revision,
+                      const char *query, char out[NET_URL_MAX], mb_error *err)
 {
     struct buf b;
     begin_url(&b, o);
-    buf_append_str(&b, "/api/models/");
+    buf_printf(&b, "/api/%ss/", kind);
     append_encoded(&b, repo, true);
-    buf_append_str(&b, "/revision/");
+    buf_printf(&b, "/%s/", verb);
     append_encoded(&b, revision, false);
-    buf_append_str(&b, "?blobs=true");
+    buf_append_str(&b, query);
+    return take_url(&b, out, err);
+}
+
+mb_status net_url_listing(const struct net_opts *o, const char *repo, const char *revision, char out[NET_URL_MAX], mb_error *err)
+{
+    return net_url_api(o, "model", repo, "revision", revision, "?blobs=true", out, err);
+}
+
+mb_status net_url_lfs(const struct net_opts *o, const char *kind, const char *repo, char out[NET_URL_MAX], mb_error *err)
+{
+    struct buf b;
+    begin_url(&b, o);
+    buf_append_char(&b, '/');
+    if (strcmp(kind, "model") != 0) buf_printf(&b, "%ss/", kind);
+    append_encoded(&b, repo, true);
+    buf_append_str(&b, ".git/info/lfs/objects/batch");
+    return take_url(&b, out, err);
+}
+
+mb_status net_url_create(const struct net_opts *o, char out[NET_URL_MAX], mb_error *err)
+{
+    struct buf b;
+    begin_url(&b, o);
+    buf_append_str(&b, "/api/repos/create");
     return take_url(&b, out, err);
 }
 
@@ -154,6 +175,8 @@ void net_take_header(struct net_answer *a, const char *line, size_t len)
     header_is(line, len, "x-error-code", a->code, sizeof a->code);
     header_is(line, len, "content-type", a->type, sizeof a->type);
     header_is(line, len, "location", a->location, sizeof a->location);
+    header_is(line, len, "etag", a->etag, sizeof a->etag);
+    header_is(line, len, "x-error-message", a->message, sizeof a->message);
     if (header_is(line, len, "retry-after", text, sizeof text)) a->retry_after_s = strtol(text, NULL, 10);
 }
 
@@ -183,24 +206,24 @@ static mb_status fail_access(const struct net_opts *o, const struct net_answer *
     const char *token = o->token && *o->token ? "the token in use may not read it" : "no token is set";
     if (strcmp(a->code, "GatedRepo") == 0)
         return mb_fail(err, MB_INVALID, "%s is gated (%ld): accept its terms at %s/%s in a browser, then set HF_TOKEN (or run hf "
-                       "auth login); %s", what, a->status, endpoint_of(o), repo, token);
+                       "auth login); %s", what, a->status, net_endpoint(o), repo, token);
     return mb_fail(err, MB_INVALID, "%s: the hub refuses access (%ld): the repository does not exist, is private, or is gated (its "
-                   "terms are at %s/%s); %s: set HF_TOKEN, or run hf auth login", what, a->status, endpoint_of(o), repo, token);
+                   "terms are at %s/%s); %s: set HF_TOKEN, or run hf auth login", what, a->status, net_endpoint(o), repo, token);
 }
 
 mb_status net_fail(const struct net_opts *o, const struct net_answer *a, const char *repo, const char *what, mb_error *err)
 {
     if (a->status == 0)
-        return mb_fail(err, MB_IO, "%s: cannot reach the hub at %s: %s", what, endpoint_of(o),
+        return mb_fail(err, MB_IO, "%s: cannot reach the hub at %s: %s", what, net_endpoint(o),
                        a->curl_text[0] ? a->curl_text : "no answer");
     if (a->status == 401 || a->status == 403) return fail_access(o, a, repo, what, err);
     if (a->status == 404 && strcmp(a->code, "RevisionNotFound") == 0)
         return mb_fail(err, MB_NOT_FOUND, "%s: the hub has no such revision", what);
     if (a->status == 404)
-        return mb_fail(err, MB_NOT_FOUND, "%s: the hub at %s has no such model (404): check the spelling", what, endpoint_of(o));
+        return mb_fail(err, MB_NOT_FOUND, "%s: the hub at %s has no such model (404): check the spelling", what, net_endpoint(o));
     if (a->status == 429)
         return mb_fail(err, MB_IO, "%s: the hub asks for fewer requests (429): try again later, with HF_TOKEN set for more", what);
-    if (a->status >= 500) return mb_fail(err, MB_IO, "%s: the hub at %s fails (%ld): try again later", what, endpoint_of(o), a->status);
+    if (a->status >= 500) return mb_fail(err, MB_IO, "%s: the hub at %s fails (%ld): try again later", what, net_endpoint(o), a->status);
     return mb_fail(err, MB_IO, "%s: the hub answered with status %ld", what, a->status);
 }
 
@@ -243,120 +266,4 @@ mb_status net_prepare(CURL *c, const struct net_opts *o, const char *url, struct
     curl_easy_setopt(c, CURLOPT_LOW_SPEED_TIME, (long)(o->stall_s > 0 ? o->stall_s : 60));
     curl_easy_setopt(c, CURLOPT_HEADERFUNCTION, net_on_header);
     return MB_OK;
-}
-
-struct asked {
-    bool (*cancelled)(void *ctx);
-    void *ctx;
-};
-
-static int on_progress(void *clientp, curl_off_t dt, curl_off_t dn, curl_off_t ut, curl_off_t un)
-{
-    const struct asked *a = clientp;
-    (void)dt, (void)dn, (void)ut, (void)un;
-    return a->cancelled && a->cancelled(a->ctx);
-}
-
-static size_t on_body(char *data, size_t size, size_t n, void *b)
-{
-    buf_append(b, data, size * n);
-    return ((struct buf *)b)->failed == MB_OK ? size * n : 0;
-}
-
-/* One request, without redirects or retries. A hub that cannot be reached is MB_OK with status 0. */
-static mb_status get_once(const struct net_opts *o, const char *url, const struct asked *asked, struct net_answer *a,
-                          struct buf *body, mb_error *err)
-{
-    char why[CURL_ERROR_SIZE] = "";
-    struct curl_slist *headers = NULL;
-    CURL *c = curl_easy_init();
-    *a = (struct net_answer){ 0 };
-    if (!c) return mb_fail(err, MB_NO_MEMORY, "no memory for a request");
-    mb_status st = net_prepare(c, o, url, &headers, err);
-    if (st == MB_OK) {
-        curl_easy_setopt(c, CURLOPT_ERRORBUFFER, why);
-        curl_easy_setopt(c, CURLOPT_HEADERDATA, a);
-        curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_body);
-        curl_easy_setopt(c, CURLOPT_WRITEDATA, body);
-        curl_easy_setopt(c, CURLOPT_ACCEPT_ENCODING, "");
-        curl_easy_setopt(c, CURLOPT_XFERINFOFUNCTION, on_progress);
-        curl_easy_setopt(c, CURLOPT_XFERINFODATA, asked);
-        curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
-        CURLcode r = curl_easy_perform(c);
-        if (r == CURLE_OK) curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, &a->status);
-        else a->status = 0;
-        if (r != CURLE_OK) snprintf(a->curl_text, sizeof a->curl_text, "%s", why[0] ? why : curl_easy_strerror(r));
-        if (r == CURLE_ABORTED_BY_CALLBACK) st = mb_fail(err, MB_CANCELLED, "cancelled");
-        else if (r == CURLE_WRITE_ERROR) st = buf_status(body, "the hub's answer", err);
-    }
-    curl_easy_cleanup(c);
-    curl_slist_free_all(headers);
-    return st;
-}
-
-static bool is_redirect(long status)
-{
-    return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
-}
-
-static mb_status get_following(const struct net_opts *o, const char *url, const struct asked *asked, struct net_answer *a,
-                               struct buf *body, mb_error *err)
-{
-    char here[NET_URL_MAX], next[NET_URL_MAX];
-    strcpy(here, url);
-    for (int i = 0; i <= NET_HOPS_MAX; i++) {
-        buf_clear(body);
-        MB_TRY(get_once(o, here, asked, a, body, err));
-        if (!is_redirect(a->status)) return MB_OK;
-        MB_TRY(net_redirect(here, a->location, next, err));
-        strcpy(here, next);
-    }
-    return mb_fail(err, MB_BAD_FORMAT, "the hub redirects more than %d times", NET_HOPS_MAX);
-}
-
-static mb_status wait_or_cancel(int64_t ms, const struct asked *asked, mb_error *err)
-{
-    for (; ms > 0; ms -= WAIT_SLICE_MS) {
-        if (asked->cancelled && asked->cancelled(asked->ctx)) return mb_fail(err, MB_CANCELLED, "cancelled");
-        clock_sleep_ms(ms < WAIT_SLICE_MS ? ms : WAIT_SLICE_MS);
-    }
-    return MB_OK;
-}
-
-static mb_status read_json(const struct net_answer *a, const struct buf *body, const char *what, json_t **out, mb_error *err)
-{
-    mb_error why;
-    if (json_read(out, body->data ? body->data : "", body->len, JSON_READ_DEFAULT, &why) == MB_OK) {
-        if (json_is_object(*out)) return MB_OK;
-        json_decref(*out);
-        *out = NULL;
-        return mb_fail(err, MB_BAD_FORMAT, "%s: the hub answered with a JSON list, wanted is an object", what);
-    }
-    if (strncasecmp(a->type, "text/html", 9) == 0)
-        return mb_fail(err, MB_BAD_FORMAT, "%s: the answer is an HTML page, not JSON: a proxy or a login page stands before the hub",
-                       what);
-    return mb_fail(err, MB_BAD_FORMAT, "%s: the hub's answer is not JSON: %s", what, why.text);
-}
-
-mb_status net_get_json(const struct net_opts *o, const char *url, const char *repo, const char *what,
-                       bool (*cancelled)(void *ctx), void *ctx, json_t **out, mb_error *err)
-{
-    struct asked asked = { cancelled, ctx };
-    struct net_answer a = { 0 };
-    struct buf body;
-    int retries = o->retries == 0 ? 5 : o->retries;
-    *out = NULL;
-    MB_TRY(net_init(err));
-    buf_init(&body, LISTING_JSON_MAX);
-    mb_status st;
-    for (int i = 0;; i++) {
-        st = get_following(o, url, &asked, &a, &body, err);
-        if (st != MB_OK || !net_is_temporary(&a) || i >= retries || (a.status == 0 && i >= UNREACHABLE_RETRIES)) break;
-        st = wait_or_cancel(net_delay_ms(o, &a, i), &asked, err);
-        if (st != MB_OK) break;
-    }
-    if (st == MB_OK && a.status != 200) st = net_fail(o, &a, repo, what, err);
-    if (st == MB_OK) st = read_json(&a, &body, what, out, err);
-    buf_free(&body);
-    return st;
 }

@@ -1,4 +1,4 @@
-"""A hub on this machine: the parts of the Hugging Face API that clients use to download, with LFS files behind a redirect to a
+"""A hub on this machine: the parts of the Hugging Face API that clients use to download (to publish: hub_push.py), with LFS files behind a redirect to a
 second server ("the CDN"), and faults on demand. tests/cli/test_hub_client.py runs the real client against it."""
 import hashlib
 import json
@@ -10,6 +10,8 @@ import time
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from hub_push import Push
 
 ROOT = Path(__file__).resolve().parents[2]
 MLX_BUN = os.environ.get("MLX_BUN", str(ROOT / "build/mlx-bun"))
@@ -44,9 +46,13 @@ def digest_of(path, data):
     return sha256(data) if is_lfs(path) else git_sha1(data)
 
 
+def repo_key(kind, name):
+    return name if kind == "models" else f"{kind}/{name}"
+
+
 class Repo:
-    def __init__(self):
-        self.commits, self.refs = {}, {}
+    def __init__(self, private=False):
+        self.commits, self.refs, self.private = {}, {}, private
 
     def commit(self, files, ref="main"):
         """A new commit with exactly these files; its id."""
@@ -59,7 +65,7 @@ class Repo:
         return self.refs.get(revision, revision if revision in self.commits else None)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Push, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
@@ -77,13 +83,19 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self):
         self.do_GET()
 
-    def do_GET(self):
+    def note(self):
         hub = self.server.hub
         with hub.lock:
             hub.requests.append((self.server.name, self.command, self.path, dict(self.headers)))
+        return hub
+
+    def do_GET(self):
+        hub = self.note()
         try:
             if hub.down:
                 return self.reply(503, b"try later")
+            if self.redirected(hub):
+                return None
             return self.cdn() if self.server.name == "cdn" else self.api()
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
@@ -92,10 +104,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def api(self):
         url = urllib.parse.urlsplit(self.path)
-        m = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?(?:/.*)?", url.path)
+        m = re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?(?:/.*)?", url.path)
         if m:
-            return self.info(m[1], m[2] or "revision", urllib.parse.unquote(m[3] or "main"))
-        m = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", url.path)
+            return self.info(repo_key(m[1], m[2]), m[3] or "revision", urllib.parse.unquote(m[4] or "main"))
+        m = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", url.path)
         if m:
             return self.file(m[1], urllib.parse.unquote(m[2]), urllib.parse.unquote(m[3]))
         return self.reply(404, b"no such page")
@@ -104,6 +116,9 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         if name in hub.gated and self.headers.get("Authorization") != f"Bearer {hub.gated[name]}":
             self.reply(401 if "Authorization" not in self.headers else 403, b"{}", X_Error_Code="GatedRepo")
+            return False
+        if hub.repos[name].private and self.headers.get("Authorization") != f"Bearer {hub.writer}":
+            self.reply(404, b"{}", X_Error_Code="RepoNotFound")
             return False
         return True
 
@@ -123,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "tree":
             body = [self.tree_entry(p, v) for p, v in sorted(files.items())]
         else:
-            body = {"id": name, "modelId": name, "sha": sha, "private": False, "gated": "auto" if name in hub.gated else False,
+            body = {"id": name, "modelId": name, "sha": sha, "private": repo.private, "gated": "auto" if name in hub.gated else False,
                     "disabled": False, "downloads": 0, "likes": 0, "tags": [],
                     "siblings": [self.sibling(p, v) for p, v in sorted(files.items())]}
         return self.reply(200, json.dumps(body).encode(), Content_Type="application/json", X_Repo_Commit=sha)
@@ -234,6 +249,9 @@ class Hub:
         self.lock = threading.Lock()
         self.held, self.release = threading.Event(), threading.Event()
         self.servers = []
+        self.writer = None         # the token that may write; see hub_push.py
+        self.lfs, self.parts, self.push_faults, self.part_bytes = {}, {}, {}, 100_000
+        self.moved = {}            # old name -> new name
 
     def __enter__(self):
         for name in ("hub", "cdn"):
@@ -253,6 +271,10 @@ class Hub:
     def repo(self, name):
         return self.repos.setdefault(name, Repo())
 
+    def make(self, name, private):
+        self.repos[name] = Repo(private)
+        self.repos[name].commit({".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
+
     def fault(self, path, kind, arg=0, times=10 ** 9):
         self.faults.setdefault(path, []).append([kind, arg, times])
 
@@ -263,6 +285,22 @@ class Hub:
                     f[2] -= 1
                     return f[0], f[1]
         return None, 0
+
+    def push_fault(self, step, what, times=1):
+        self.push_faults.setdefault(step, []).append([what, times])
+
+    def take_push_fault(self, step):
+        with self.lock:
+            for f in self.push_faults.get(step, []):
+                if f[1] > 0:
+                    f[1] -= 1
+                    return f[0]
+        return None
+
+    def puts(self):
+        """Bodies that came to the storage."""
+        with self.lock:
+            return [p for s, c, p, _ in self.requests if c == "PUT"]
 
     def gets(self, server=None):
         """Paths of the GET requests so far."""

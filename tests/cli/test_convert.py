@@ -176,7 +176,7 @@ def test_wishes_are_said(tmp_path):
                        (["convert", src, "out", "-q", "--dequantize"], "not offered"),
                        (["convert", src, "out", "-q", "--q-bits", "7"], "must be 2, 3, 4, 5, 6 or 8"),
                        (["convert", src, "out", "-q", "--q-group-size", "48"], "must be 32, 64 or 128"),
-                       (["convert", src, "out", "-q", "--upload-repo", "a/b"], "not in this version"),
+                       (["convert", src, "out", "-q", "--upload-repo", "no-slash"], "owner/name"),
                        (["convert"], "convert what?"), (["convert", src, "out", "more", "-q"], "")):
         p = run(*args, ok=False, cwd=tmp_path)
         assert p.returncode == 2 and text in p.stderr, (args, p.stderr)
