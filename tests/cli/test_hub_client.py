@@ -1,5 +1,5 @@
 """The real huggingface_hub client over the same hub and the same cache: it downloads from our test hub, reads the cache that
-mlx-bun wrote, and mlx-bun reads the cache that it wrote. The interpreter is $MLX_BUN_HF_PYTHON, else this one; without the client
+mlx-bun wrote, and mlx-bun reads the cache that it wrote; it publishes there as mlx-bun does. The interpreter is $MLX_BUN_HF_PYTHON, else this one; without the client
 the tests are skipped."""
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hub_rig import Hub, Store, check_snapshot, model_files, small_files
+from hub_rig import Hub, Store, check_snapshot, model_files, sha256, small_files
 
 PYTHON = os.environ.get("MLX_BUN_HF_PYTHON", sys.executable)
 HAS_CLIENT = subprocess.run([PYTHON, "-c", "import huggingface_hub"], capture_output=True).returncode == 0
@@ -124,3 +124,34 @@ i = hf.scan_cache_dir()
 print(json.dumps({"warnings": [str(w) for w in i.warnings], "revisions": sorted(v.commit_hash for r in i.repos for v in r.revisions
       if r.repo_id == 'org/tiny'), "n": len(i.repos)}))"""))
     assert scan == {"warnings": [], "revisions": [b], "n": 2} and a != b
+
+
+def test_client_publishes_as_we_do(hub, store, tmp_path):
+    """REG-227 REG-231: what the client publishes is up to date for mlx-bun, and the reverse: the same files have the same hashes, by
+    LFS in parts and whole and in the commit. So the hub of our tests takes what the real hub's client sends."""
+    hub.writer, files = "hf_w", {**model_files(), "sub/x.json": b"{}", "empty.txt": b""}
+    hub.part_bytes = 50_000
+    folder = tmp_path / "folder"
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    push = """
+api = hf.HfApi()
+api.create_repo(NAME, private=True, exist_ok=True)
+print(json.dumps({"commit": api.upload_folder(repo_id=NAME, folder_path=FOLDER).oid}))"""
+    theirs, ours = "me/theirs", "me/ours"
+    for name in (theirs, ours):
+        if name == ours:
+            store.run("upload", folder, "--upload-repo", name, "--private", env={"HF_TOKEN": "hf_w"})
+        said = json.loads(client(store, push.replace("NAME", repr(name)).replace("FOLDER", repr(str(folder))), HF_TOKEN="hf_w").splitlines()[-1])
+        assert said["commit"] == hub.repos[name].refs["main"] and len(hub.repos[name].commits) == 2, name
+        assert hub.repos[name].private
+        if name == theirs:
+            assert sha256(files["model.safetensors"]) in hub.lfs and any("/lfs/part/" in p for p in hub.puts())
+            hub.requests.clear()
+            again = store.json("upload", folder, "--upload-repo", name, env={"HF_TOKEN": "hf_w"})
+            assert again["up_to_date"] and again["commit"] == said["commit"] and not hub.puts()
+            hub.lfs.clear()
+    assert {k: v for k, v in hub.repos[ours].commits[hub.repos[ours].refs["main"]].items()} == files
+    path = store.run("get", ours, "--all", env={"HF_TOKEN": "hf_w"}).stdout.strip()
+    check_snapshot(path, files)
