@@ -142,18 +142,39 @@ class Bench:
         for batch in (8,) if QUICK else (2, 4, 8):
             self.look()
             for tier in ("l1", "l2"):
-                ours, peer = [], []
-                for _ in range(ROUNDS):
-                    got = run(self.build / "mlx-bun", "benchmark", self.model_dir, "--json", "--tier", tier, "--threads", n, "--batch", batch,
-                              "--prompt-tokens", 64, "--tokens", 64, "--repeat", 1)["rows"]
-                    single.setdefault(tier, []).append(got[0]["decode_tok_s"])
-                    ours.append(got[1]["decode_tok_s"])
-                    peer.append(self.peer(gguf, n, 64, 64, batch)["decode_tok_s"])
-                a, b = statistics.median(ours), statistics.median(peer)
-                self.row(f"batch {batch}, {tier}, {n} threads", "tokens/s", a, b, statistics.median(x / y for x, y in zip(ours, peer)),
-                         bars.get(tier) if batch == 8 else None)
+                single.setdefault(tier, []).extend(
+                    self.batch_row(f"batch {batch}, {tier}, {n} threads", self.model_dir, gguf, tier, n, batch, 64, ROUNDS,
+                                   bars.get(tier) if batch == 8 else None))
         one = statistics.median(single["l2"])
         self.row(f"batch 8 against our batch 1, l2, {n} threads", "tokens/s", a, one, a / one, 4.0)
+
+    def batch_row(self, name, model, gguf, tier, threads, batch, n_tokens, rounds, bar):
+        """Requests decoded together, each behind as many tokens of its own; returns our rates of one alone."""
+        ours, peer, single = [], [], []
+        for _ in range(rounds):
+            got = run(self.build / "mlx-bun", "benchmark", model, "--json", "--tier", tier, "--threads", threads, "--batch", batch,
+                      "--prompt-tokens", n_tokens, "--tokens", n_tokens, "--repeat", 1)["rows"]
+            single.append(got[0]["decode_tok_s"])
+            ours.append(got[1]["decode_tok_s"])
+            peer.append(self.peer(gguf, threads, n_tokens, n_tokens, batch)["decode_tok_s"])
+        self.row(name, "tokens/s", statistics.median(ours), statistics.median(peer), statistics.median(x / y for x, y in zip(ours, peer)), bar)
+        return single
+
+    def mixtures(self):
+        """About 1B weights a token, of Qwen3's and Qwen3.5's layers."""
+        n = self.threads[-1]
+        for shape, label in (("qwen3-moe", "Qwen3-MoE-shaped"), ("qwen3.5-moe", "Qwen3.5-shaped")):
+            folder, gguf = self.tmp / shape, self.tmp / f"{shape}.gguf"
+            run_plain(sys.executable, HERE / "synth.py", shape, folder, gguf)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(Path(self.model_dir) / name, folder)
+            ours, peer = self.pairs(gguf, n, 512, 32, max(1, ROUNDS // 2), model=folder)
+            self.compare(f"decode, {label}", "decode_tok_s", ours, peer, {"l1": 1.2, "l2": 1.2}, n)
+            self.compare(f"prefill 512, {label}", "prefill_tok_s", ours, peer, {"l1": 1.2, "l2": 1.2}, n)
+            for tier in ("l1", "l2"):
+                self.batch_row(f"batch 8, {label}, {tier}, {n} threads", folder, gguf, tier, n, 8, 32, max(1, ROUNDS // 2), 1.2)
+            gguf.unlink()
+            (folder / "model.safetensors").unlink()
 
     def large(self):
         for size in ("1b", "8b"):
@@ -374,6 +395,7 @@ def main():
         bench.batched(best)
         if not QUICK:
             bench.large()
+            bench.mixtures()
             bench.gemma()
             bench.start()
             bench.tokenizer(model_dir, gguf, "SmolLM2", 40)
