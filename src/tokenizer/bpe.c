@@ -326,7 +326,14 @@ mb_status bpe_find_words(struct bpe *b, const struct vocab *v, mb_error *err)
     char text[2 * WORD_BYTES];
     model_scratch_init(&s, 0);
     struct word w = { .b = b, .v = v, .s = &s, .text = text };
-    mb_status st = word_table_init(&b->words, (size_t)v->n_ids, err);
+    size_t n_long = 0, n_short = 0;
+    for (int32_t id = 0; id < v->n_ids; id++) {
+        size_t n;
+        if (!piece_bytes(b, v, id, text, &n)) continue;
+        if (n <= WORD_SHORT_BYTES) n_short++;
+        else n_long++;
+    }
+    mb_status st = word_table_init(&b->words, n_long, n_short, err);
     for (int32_t id = 0; id < v->n_ids && st == MB_OK; id++) {
         struct mtext x = { .s = text };
         if (!piece_bytes(b, v, id, text, &x.n)) continue;

@@ -12,13 +12,13 @@
 
 #include "tokenizer/tokenizer_int.h"
 
-#define IMAGE_VERSION 7 /* a change of any table, or of what the tables are made from, is a new one */
+#define IMAGE_VERSION 8 /* a change of any table, or of what the tables are made from, is a new one */
 #define IMAGE_ALIGN 64
 static const char image_magic[8] = "mlxbtok";
 
 enum section { SEC_JSON, SEC_CONFIG, SEC_SCALARS, SEC_TEXT, SEC_ADDED, SEC_FLAGS, SEC_VOCAB_BLOB, SEC_VOCAB_AT, SEC_VOCAB_SLOTS,
                SEC_ADDED_BLOB, SEC_ADDED_AT, SEC_ADDED_SLOTS, SEC_RAW_KEYS, SEC_RAW_NODES, SEC_RAW_TOKENS, SEC_NORM_KEYS,
-               SEC_NORM_NODES, SEC_NORM_TOKENS, SEC_MERGES, SEC_MERGE_IDS, SEC_WORDS, SEC_SCORES,
+               SEC_NORM_NODES, SEC_NORM_TOKENS, SEC_MERGES, SEC_MERGE_IDS, SEC_WORDS, SEC_SHORT_WORDS, SEC_SCORES,
                SEC_PIECE_FIRST, SEC_PIECE_LABEL, SEC_PIECE_ID, N_SECTIONS };
 
 struct image_head {
@@ -151,6 +151,7 @@ static void put_all(struct image_writer *w, const struct tokenizer *t, struct st
     put_section(w, SEC_MERGES, t->bpe.slots, t->bpe.n_slots * sizeof *t->bpe.slots);
     put_section(w, SEC_MERGE_IDS, t->bpe.merge_ids, t->bpe.n_merges * sizeof *t->bpe.merge_ids);
     put_section(w, SEC_WORDS, t->bpe.words.at, t->bpe.words.n * sizeof *t->bpe.words.at);
+    put_section(w, SEC_SHORT_WORDS, t->bpe.words.shorts, t->bpe.words.n_shorts * sizeof *t->bpe.words.shorts);
     put_section(w, SEC_SCORES, t->unigram.scores, t->unigram.n_scores * sizeof *t->unigram.scores);
     put_section(w, SEC_PIECE_FIRST, t->pieces.first, t->pieces.n ? (t->pieces.n + 1u) * sizeof *t->pieces.first : 0);
     put_section(w, SEC_PIECE_LABEL, t->pieces.label, t->pieces.n);
@@ -282,6 +283,8 @@ static mb_status take_tables(struct image_reader *r, struct tokenizer *t, mb_err
     t->bpe.n_merges = n <= UINT32_MAX ? (uint32_t)n : 0;
     t->bpe.words.at = take(r, SEC_WORDS, sizeof *t->bpe.words.at, &n);
     t->bpe.words.n = n <= UINT32_MAX ? (uint32_t)n : 0;
+    t->bpe.words.shorts = take(r, SEC_SHORT_WORDS, sizeof *t->bpe.words.shorts, &n);
+    t->bpe.words.n_shorts = n <= UINT32_MAX ? (uint32_t)n : 0;
     t->unigram.scores = take(r, SEC_SCORES, sizeof *t->unigram.scores, &t->unigram.n_scores);
     take_pieces(r, &t->pieces);
     return take_added(r, &t->added, s->n_added, err);
@@ -357,7 +360,7 @@ void image_release(struct tokenizer *t)
     memset(&t->added.normalized, 0, sizeof t->added.normalized);
     t->bpe.slots = NULL;
     t->bpe.merge_ids = NULL;
-    t->bpe.words.at = NULL;
+    t->bpe.words = (struct word_table){ 0 };
     t->pieces = (struct piece_trie){ 0 };
     t->unigram.scores = NULL;
     t->id_flags = NULL;

@@ -2,7 +2,7 @@
  *
  * Checked: every offset and id lies inside, every hash table has an empty slot and a size its readers can mask with. Not
  * checked: whether the answers are right; that is what the checksum is for.
- * The four large tables, tens of megabytes, are looked at block by block, right behind the checksum of the same block,
+ * The large tables, tens of megabytes, are looked at block by block, right behind the checksum of the same block,
  * while it is in the cache: what a start costs is mostly the one way through memory. No branches in those loops, one
  * verdict at the end.
  */
@@ -59,6 +59,19 @@ static void look_at_words(struct image_check *c, const struct word_entry *e, siz
     c->words_have_empty |= empty;
 }
 
+static void look_at_short_words(struct image_check *c, const struct word_short *e, size_t n)
+{
+    uint32_t most = (uint32_t)c->t->vocab.n_ids - 1, bad = 0;
+    bool empty = false;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t id = (uint32_t)e[i].id, used = 0u - (uint32_t)(e[i].tail != 0);
+        empty |= !e[i].tail;
+        bad |= used & (id | (most - id));
+    }
+    c->shorts_bad |= bad >> 31 != 0;
+    c->shorts_have_empty |= empty;
+}
+
 void image_check_begin(struct image_check *c, const struct tokenizer *t)
 {
     *c = (struct image_check){ .t = t };
@@ -83,6 +96,8 @@ void image_check_bytes(struct image_check *c, const uint8_t *first, const uint8_
     if ((n = part_of(t->bpe.slots, t->bpe.n_slots, sizeof *t->bpe.slots, first, end, &from))) look_at_merges(c, t->bpe.slots + from, n);
     if ((n = part_of(t->bpe.words.at, t->bpe.words.n, sizeof *t->bpe.words.at, first, end, &from)))
         look_at_words(c, t->bpe.words.at + from, n);
+    if ((n = part_of(t->bpe.words.shorts, t->bpe.words.n_shorts, sizeof *t->bpe.words.shorts, first, end, &from)))
+        look_at_short_words(c, t->bpe.words.shorts + from, n);
 }
 
 /* --- verdicts --- */
@@ -126,7 +141,8 @@ static bool merges_are_sound(const struct image_check *c)
 
 static bool words_are_sound(const struct image_check *c)
 {
-    return !c->words_bad && (c->t->bpe.words.n == 0 || c->words_have_empty);
+    const struct word_table *t = &c->t->bpe.words;
+    return !c->words_bad && !c->shorts_bad && (t->n == 0 || c->words_have_empty) && (t->n_shorts == 0 || c->shorts_have_empty);
 }
 
 /* Children lie behind their parent, so that no walk goes in circles. */

@@ -309,9 +309,16 @@ struct word_entry {         /* of the table of one-token words: half a cache lin
     uint32_t tail;          /* 0: empty */
     int32_t id;
 };
-struct word_table {         /* open addressing, read-only once it is built */
+#define WORD_SHORT_BYTES 11 /* most words are no longer */
+struct word_short {         /* the same for them: a quarter of a cache line */
+    uint64_t w;
+    uint32_t tail;          /* the last three bytes, and the length in the highest byte; 0: empty */
+    int32_t id;
+};
+struct word_table {         /* open addressing, read-only once it is built; n 0: none of the kind */
     struct word_entry *at;
-    uint32_t n;
+    struct word_short *shorts;
+    uint32_t n, n_shorts;
 };
 struct word_slot {          /* of the cache of one encode: one cache line */
     uint64_t w[3];
@@ -324,8 +331,8 @@ struct word_cache {         /* direct-mapped; n a power of two, 0: none */
     uint32_t n;
 };
 /* word_key_set and word_table_find: words.h. */
-mb_status word_table_init(struct word_table *t, size_t n_words, mb_error *err);
-void word_table_put(struct word_table *t, const struct word_key *k, int32_t id); /* at most n_words of them */
+mb_status word_table_init(struct word_table *t, size_t n_words, size_t n_shorts, mb_error *err);
+void word_table_put(struct word_table *t, const struct word_key *k, int32_t id); /* at most as many of each kind */
 void word_table_free(struct word_table *t);
 void word_cache_init(struct word_cache *c, size_t n_text);
 void word_cache_free(struct word_cache *c);
@@ -596,7 +603,7 @@ struct vocab_sums {
 struct image_check {
     const struct tokenizer *t; /* its tables lie in the image */
     struct vocab_sums vocab;
-    bool merges_bad, merges_have_empty, words_bad, words_have_empty;
+    bool merges_bad, merges_have_empty, words_bad, words_have_empty, shorts_bad, shorts_have_empty;
 };
 void image_check_begin(struct image_check *c, const struct tokenizer *t);
 void image_check_bytes(struct image_check *c, const uint8_t *first, const uint8_t *end);

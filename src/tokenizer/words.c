@@ -1,7 +1,7 @@
 /* words.c: words whose tokens are known, so that most words of a text never meet a merge.
  *
  * Two tables. word_table belongs to the tokenizer and is read-only: every piece of the vocabulary that byte-pair encoding
- * keeps whole (nearly all of them), one half cache line each; it answers four words of five in ordinary text.
+ * keeps whole (nearly all of them), half a cache line each, or a quarter; it answers four words of five in ordinary text.
  * word_cache belongs to one encode and remembers short words of several tokens, direct-mapped, a cache line each.
  * The result of a word depends on its bytes alone, so both are memory and nothing else.
  */
@@ -11,27 +11,37 @@
 
 /* --- one-token words --- */
 
-mb_status word_table_init(struct word_table *t, size_t n_words, mb_error *err)
+static void *table_of(size_t n_words, size_t size, uint32_t *n_out)
 {
     size_t n = n_words + n_words / 2 + 16; /* two thirds full at most */
-    *t = (struct word_table){ .at = mb_alloc_aligned(64, n * sizeof *t->at) };
-    if (!t->at) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the words");
-    memset(t->at, 0, n * sizeof *t->at);
-    t->n = (uint32_t)n;
+    void *at = mb_alloc_aligned(64, n * size);
+    if (at) memset(at, 0, n * size);
+    *n_out = at ? (uint32_t)n : 0;
+    return at;
+}
+
+mb_status word_table_init(struct word_table *t, size_t n_words, size_t n_shorts, mb_error *err)
+{
+    t->at = table_of(n_words, sizeof *t->at, &t->n);
+    t->shorts = table_of(n_shorts, sizeof *t->shorts, &t->n_shorts);
+    if (!t->at || !t->shorts) return mb_fail(err, MB_NO_MEMORY, "tokenizer.json: no memory for the words");
     return MB_OK;
 }
 
 void word_table_free(struct word_table *t)
 {
     mb_free(t->at);
+    mb_free(t->shorts);
     *t = (struct word_table){ 0 };
 }
 
 void word_table_put(struct word_table *t, const struct word_key *k, int32_t id)
 {
-    uint32_t i = word_first_entry(t, k);
-    while (t->at[i].tail) i = i + 1 < t->n ? i + 1 : 0;
-    t->at[i] = (struct word_entry){ { k->w[0], k->w[1], k->w[2] }, k->tail, id };
+    bool is_short = word_is_short(k);
+    uint32_t n = is_short ? t->n_shorts : t->n, i = word_first_entry(n, k);
+    while (is_short ? t->shorts[i].tail : t->at[i].tail) i = i + 1 < n ? i + 1 : 0;
+    if (is_short) t->shorts[i] = (struct word_short){ k->w[0], word_short_tail(k), id };
+    else t->at[i] = (struct word_entry){ { k->w[0], k->w[1], k->w[2] }, k->tail, id };
 }
 
 /* --- words of several tokens --- */

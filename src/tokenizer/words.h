@@ -40,16 +40,35 @@ static inline void word_key_set(struct word_key *k, const char *text, size_t len
     word_key_hash(k);
 }
 
-static inline uint32_t word_first_entry(const struct word_table *t, const struct word_key *k)
+static inline uint32_t word_first_entry(uint32_t n, const struct word_key *k)
 {
-    return (uint32_t)((uint64_t)k->hash * t->n >> 32);
+    return (uint32_t)((uint64_t)k->hash * n >> 32);
+}
+
+static inline bool word_is_short(const struct word_key *k)
+{
+    return k->tail >> 24 <= WORD_SHORT_BYTES;
+}
+
+static inline uint32_t word_short_tail(const struct word_key *k)
+{
+    return (uint32_t)k->w[1] | k->tail; /* what is behind eight bytes is in w[1]; of tail only the length is not zero */
 }
 
 /* The word's one token; -1: it has several, or is not in the table. */
 static inline int32_t word_table_find(const struct word_table *t, const struct word_key *k)
 {
-    if (!t->n) return -1;
-    for (uint32_t i = word_first_entry(t, k);; i = i + 1 < t->n ? i + 1 : 0) {
+    uint32_t n = word_is_short(k) ? t->n_shorts : t->n;
+    if (!n) return -1;
+    if (word_is_short(k)) {
+        uint32_t tail = word_short_tail(k);
+        for (uint32_t i = word_first_entry(n, k);; i = i + 1 < n ? i + 1 : 0) {
+            const struct word_short *e = &t->shorts[i];
+            if (e->tail == tail && e->w == k->w[0]) return e->id;
+            if (!e->tail) return -1;
+        }
+    }
+    for (uint32_t i = word_first_entry(n, k);; i = i + 1 < n ? i + 1 : 0) {
         const struct word_entry *e = &t->at[i];
         if (e->tail == k->tail && e->w[0] == k->w[0] && e->w[1] == k->w[1] && e->w[2] == k->w[2]) return e->id;
         if (!e->tail) return -1;
