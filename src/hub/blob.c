@@ -54,6 +54,35 @@ int64_t blob_partial_bytes(const char *repo_dir, const struct hub_file *f)
 
 /* --- one blob --- */
 
+static mb_status write_part(struct blob *b, const char *data, size_t len, mb_error *err)
+{
+    int64_t at = b->written;
+    while (len > 0) {
+        bool full = fault_hit("disk_full");
+        ssize_t n = full ? -1 : pwrite(b->fd, data, len, at);
+        if (n < 0 && !full && errno == EINTR) continue;
+        if (full) errno = ENOSPC;
+        if (n <= 0 && errno == ENOSPC)
+            return mb_fail(err, MB_IO, "the disk is full: %s; what is there is kept (free space with mlx-bun gc, then run the same "
+                           "command again)", b->part);
+        if (n <= 0) return mb_fail_errno(err, "cannot write", b->part);
+        data += n;
+        at += n;
+        len -= (size_t)n;
+    }
+    return MB_OK;
+}
+
+/* The sink of the hasher: by its thread. What does not fit leaves no trace behind the last whole piece. */
+static mb_status write_piece(void *blob, const void *data, size_t len, mb_error *err)
+{
+    struct blob *b = blob;
+    mb_status st = write_part(b, data, len, err);
+    if (st == MB_OK) b->written += (int64_t)len;
+    else if (ftruncate(b->fd, b->written) != 0) unlink(b->part);
+    return st;
+}
+
 struct asked {
     bool (*cancelled)(void *ctx);
     void *ctx;
@@ -73,9 +102,12 @@ static mb_status partial_open(struct blob *b, bool (*cancelled)(void *ctx), void
     b->fd = open(b->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (b->fd < 0 || fstat(b->fd, &st) != 0) return mb_fail_errno(err, "cannot open", b->part);
     MB_TRY(hasher_open(&b->hash, b->file->is_lfs, b->file->size, err));
-    if (st.st_size > b->file->size) return blob_restart(b, err); /* cannot be its beginning */
-    MB_TRY(hasher_add_file(b->hash, b->fd, st.st_size, b->part, not_cancelled, &asked, err));
-    b->have = b->told = st.st_size;
+    if (st.st_size > b->file->size) MB_TRY(blob_restart(b, err)); /* cannot be its beginning */
+    else {
+        MB_TRY(hasher_add_file(b->hash, b->fd, st.st_size, b->part, not_cancelled, &asked, err));
+        b->have = b->told = b->written = st.st_size;
+    }
+    hasher_set_sink(b->hash, write_piece, b);
     return MB_OK;
 }
 
@@ -95,27 +127,9 @@ mb_status blob_open(struct blob *b, const char *repo_dir, const struct hub_file 
 
 mb_status blob_restart(struct blob *b, mb_error *err)
 {
+    MB_TRY(hasher_restart(b->hash, err)); /* what was on its way to disk is there now */
     if (ftruncate(b->fd, 0) != 0) return mb_fail_errno(err, "cannot shorten", b->part);
-    b->have = b->told = 0;
-    return hasher_restart(b->hash, err);
-}
-
-static mb_status write_part(struct blob *b, const char *data, size_t len, mb_error *err)
-{
-    int64_t at = b->have;
-    while (len > 0) {
-        bool full = fault_hit("disk_full");
-        ssize_t n = full ? -1 : pwrite(b->fd, data, len, at);
-        if (n < 0 && !full && errno == EINTR) continue;
-        if (full) errno = ENOSPC;
-        if (n <= 0 && errno == ENOSPC)
-            return mb_fail(err, MB_IO, "the disk is full: %s; what is there is kept (free space with mlx-bun gc, then run the same "
-                           "command again)", b->part);
-        if (n <= 0) return mb_fail_errno(err, "cannot write", b->part);
-        data += n;
-        at += n;
-        len -= (size_t)n;
-    }
+    b->have = b->told = b->written = 0;
     return MB_OK;
 }
 
@@ -125,11 +139,6 @@ mb_status blob_append(struct blob *b, const void *data, size_t len, mb_error *er
     if ((int64_t)len > b->file->size - b->have)
         return mb_fail(err, MB_BAD_FORMAT, "%s: the server sends more than the %lld bytes that the hub lists",
                        name_shown(b->file->path, strlen(b->file->path), shown), (long long)b->file->size);
-    mb_status st = write_part(b, data, len, err);
-    if (st != MB_OK) { /* what was written beyond `have` is not hashed */
-        if (ftruncate(b->fd, b->have) != 0) unlink(b->part);
-        return st;
-    }
     MB_TRY(hasher_add(b->hash, data, len, err));
     b->have += (int64_t)len;
     if (b->have - b->told >= REFRESH_BYTES) {
@@ -145,6 +154,7 @@ mb_status blob_finish(struct blob *b, mb_error *err)
     if (b->have != b->file->size)
         return mb_fail(err, MB_IO, "%s: the server sent %lld of %lld bytes; what is there is kept, run the same command again to go on",
                        name_shown(b->file->path, strlen(b->file->path), shown), (long long)b->have, (long long)b->file->size);
+    MB_TRY(hasher_flush(b->hash, err)); /* a disk that became full with the last bytes: no fault of theirs */
     mb_status st = hash_compare(b->hash, b->file, "the download is corrupt and was removed", err);
     if (st != MB_OK) {
         unlink(b->part); /* corrupt bytes are never resumed (REG-035) */

@@ -18,7 +18,8 @@ struct blob {
     struct lock lock;
     struct hasher *hash;
     int fd;
-    int64_t have;                /* bytes in the partial, all hashed */
+    int64_t have;                /* bytes taken: in the partial and hashed, or on their way there */
+    int64_t written;             /* bytes in the partial; of the hasher's thread while there are bytes on their way */
     int64_t told;                /* when the lock was refreshed last */
 };
 
@@ -31,14 +32,14 @@ int64_t blob_partial_bytes(const char *repo_dir, const struct hub_file *f);
  * downloads it. After a failure nothing is held. */
 mb_status blob_open(struct blob *b, const char *repo_dir, const struct hub_file *f, bool (*cancelled)(void *ctx), void *ctx,
                     mb_error *err);
-/* MB_IO (a full disk: the partial stays), MB_BAD_FORMAT (more bytes than listed). */
+/* MB_IO (a full disk: the partial stays; maybe about bytes of an earlier call), MB_BAD_FORMAT (more bytes than listed). */
 mb_status blob_append(struct blob *b, const void *data, size_t len, mb_error *err);
 /* Begin again at byte 0. */
 mb_status blob_restart(struct blob *b, mb_error *err);
 /* All bytes are there: compare the hash, then name the file. On a mismatch the partial is removed and the error says which
  * hash was found and wanted (MB_BAD_FORMAT). The lock is still held. */
 mb_status blob_finish(struct blob *b, mb_error *err);
-/* Give lock and descriptor back; a partial stays. */
+/* Give lock and descriptor back; a partial stays, with all that was appended. */
 void blob_close(struct blob *b);
 
 /* Hash a file that is there and compare: MB_BAD_FORMAT. For get --verify. */

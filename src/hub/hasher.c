@@ -1,5 +1,5 @@
 /* hasher.c: see hasher.h. The ring is a byte ring with two counters that only grow: `put` by the caller, `got` by the thread; both
- * change under the lock, the bytes between them are copied and hashed outside of it. */
+ * change under the lock, the bytes between them are copied, written and hashed outside of it. */
 #include "hub/hasher.h"
 
 #include <errno.h>
@@ -24,6 +24,10 @@ struct hasher {
     unsigned char *ring;         /* threaded: RING_BYTES */
     size_t put, got;
     bool is_waiting;             /* somebody sleeps on cond */
+    hasher_sink_fn sink;         /* changes while the ring is empty */
+    void *sink_ctx;
+    mb_status sunk;              /* what the sink said last; text in sink_err; under the lock */
+    mb_error sink_err;
     pthread_mutex_t lock;
     pthread_cond_t cond;
     pthread_t thread;
@@ -52,6 +56,14 @@ static void wake(struct hasher *h)
     h->is_waiting = false;
 }
 
+/* By whoever hashes. */
+static bool take_piece(struct hasher *h, const void *data, size_t len, bool wanted, mb_status *sunk)
+{
+    if (!wanted) return true;
+    *sunk = h->sink ? h->sink(h->sink_ctx, data, len, &h->sink_err) : MB_OK;
+    return *sunk != MB_OK || EVP_DigestUpdate(h->ctx, data, len) == 1;
+}
+
 static void *run(void *arg)
 {
     struct hasher *h = arg;
@@ -63,10 +75,12 @@ static void *run(void *arg)
         size_t at = h->got % RING_BYTES, n = h->put - h->got;
         if (n > RING_BYTES - at) n = RING_BYTES - at;
         if (n > PIECE_BYTES) n = PIECE_BYTES;
+        mb_status sunk = h->sunk;
         pthread_mutex_unlock(&h->lock);
-        bool ok = EVP_DigestUpdate(h->ctx, h->ring + at, n) == 1;
+        bool ok = take_piece(h, h->ring + at, n, sunk == MB_OK, &sunk);
         pthread_mutex_lock(&h->lock);
         h->failed |= !ok;
+        h->sunk = sunk;
         h->got += n;
         wake(h);
     }
@@ -86,7 +100,7 @@ static void drain(struct hasher *h)
 static void ring_put(struct hasher *h, const unsigned char *p, size_t len)
 {
     pthread_mutex_lock(&h->lock);
-    while (len > 0) {
+    while (len > 0 && h->sunk == MB_OK) {
         while (h->put - h->got == RING_BYTES) wait(h);
         size_t at = h->put % RING_BYTES, n = RING_BYTES - (h->put - h->got);
         if (n > RING_BYTES - at) n = RING_BYTES - at;
@@ -149,18 +163,45 @@ void hasher_close(struct hasher *h)
     mb_free(h);
 }
 
-mb_status hasher_restart(struct hasher *h, mb_error *err)
+/* With the ring empty or the lock held. */
+static mb_status sink_status(const struct hasher *h, mb_error *err)
+{
+    if (h->sunk == MB_OK) return MB_OK;
+    if (err) *err = h->sink_err;
+    return h->sunk;
+}
+
+void hasher_set_sink(struct hasher *h, hasher_sink_fn sink, void *ctx)
 {
     drain(h);
+    h->sink = sink;
+    h->sink_ctx = ctx;
+}
+
+mb_status hasher_flush(struct hasher *h, mb_error *err)
+{
+    drain(h);
+    return sink_status(h, err);
+}
+
+mb_status hasher_restart(struct hasher *h, mb_error *err)
+{
+    MB_TRY(hasher_flush(h, err));
     h->failed = false;
     return begin(h) ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for a hash");
 }
 
 mb_status hasher_add(struct hasher *h, const void *data, size_t len, mb_error *err)
 {
-    if (h->threaded) ring_put(h, data, len);
-    else if (EVP_DigestUpdate(h->ctx, data, len) != 1) h->failed = true;
-    return !h->threaded && h->failed ? mb_fail(err, MB_INTERNAL, "a hash failed") : MB_OK;
+    if (!h->threaded) {
+        h->failed |= !take_piece(h, data, len, h->sunk == MB_OK, &h->sunk);
+        return h->failed ? mb_fail(err, MB_INTERNAL, "a hash failed") : sink_status(h, err);
+    }
+    ring_put(h, data, len);
+    pthread_mutex_lock(&h->lock);
+    mb_status st = sink_status(h, err);
+    pthread_mutex_unlock(&h->lock);
+    return st;
 }
 
 mb_status hasher_add_file(struct hasher *h, int fd, int64_t size, const char *path, bool (*going)(void *ctx, int64_t done_bytes),
@@ -185,8 +226,8 @@ mb_status hasher_end(struct hasher *h, char hex[65], mb_error *err)
 {
     unsigned char sum[EVP_MAX_MD_SIZE];
     unsigned int n = 0;
-    drain(h);
     hex[0] = '\0';
+    MB_TRY(hasher_flush(h, err));
     if (h->failed || EVP_DigestFinal_ex(h->ctx, sum, &n) != 1 || n > 32) return mb_fail(err, MB_INTERNAL, "a hash failed");
     for (unsigned int i = 0; i < n; i++) snprintf(hex + 2 * i, 3, "%02x", sum[i]);
     return MB_OK;

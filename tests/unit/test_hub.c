@@ -241,6 +241,14 @@ static void test_urls(void **state)
     assert_string_equal(out, "http://h:1/api/models/a/b/revision/refs%2Fpr%2F1?blobs=true");
     assert_int_equal(net_url_file(&o, "a/b", "c0", "x y/\xc3\xa4#?.json", out, NULL), MB_OK);
     assert_string_equal(out, "http://h:1/a/b/resolve/c0/x%20y/%C3%A4%23%3F.json");
+    assert_int_equal(net_url_api(&o, "dataset", "a/b", "commit", "refs/pr/1", "", out, NULL), MB_OK);
+    assert_string_equal(out, "http://h:1/api/datasets/a/b/commit/refs%2Fpr%2F1");
+    assert_int_equal(net_url_lfs(&o, "model", "a/b", out, NULL), MB_OK);
+    assert_string_equal(out, "http://h:1/a/b.git/info/lfs/objects/batch");
+    assert_int_equal(net_url_lfs(&o, "dataset", "a/b", out, NULL), MB_OK);
+    assert_string_equal(out, "http://h:1/datasets/a/b.git/info/lfs/objects/batch");
+    assert_int_equal(net_url_create(&o, out, NULL), MB_OK);
+    assert_string_equal(out, "http://h:1/api/repos/create");
 }
 
 /* --- hashes --- */
@@ -293,6 +301,59 @@ static void test_hasher_with_a_thread(void **state)
     assert_int_equal(hasher_open(&h, true, N, &err), MB_OK); /* closed in the middle */
     assert_int_equal(hasher_add(h, data, N / 2, &err), MB_OK);
     hasher_close(h);
+}
+
+struct sink {
+    unsigned char *got;
+    size_t n, fails_from;
+};
+
+static mb_status sink_take(void *ctx, const void *data, size_t len, mb_error *err)
+{
+    struct sink *s = ctx;
+    if (s->n + len > s->fails_from) return mb_fail(err, MB_IO, "the sink is full");
+    memcpy(s->got + s->n, data, len);
+    s->n += len;
+    return MB_OK;
+}
+
+/* Every byte goes through the sink, in order, with a thread and without; bytes from before it was set do not; what the sink says
+ * comes back, and nothing goes there afterwards. */
+static void test_hasher_sink(void **state)
+{
+    enum { N = 9 << 20, BEFORE = 100000 };
+    static unsigned char data[N], got[N];
+    char sum[2][65], none[65];
+    struct hasher *h;
+    mb_error err;
+    (void)state;
+    for (size_t i = 0; i < N; i++) data[i] = (unsigned char)(i * 2654435761u >> 11);
+    for (int threaded = 0; threaded < 2; threaded++) {
+        struct sink s = { .got = got, .fails_from = N };
+        memset(got, 0, N);
+        assert_int_equal(hasher_open(&h, true, threaded ? N : 1, &err), MB_OK);
+        assert_int_equal(hasher_add(h, data, BEFORE, &err), MB_OK);
+        hasher_set_sink(h, sink_take, &s);
+        for (size_t at = BEFORE; at < N; at += 50001)
+            assert_int_equal(hasher_add(h, data + at, N - at < 50001 ? N - at : 50001, &err), MB_OK);
+        assert_int_equal(hasher_flush(h, &err), MB_OK);
+        assert_int_equal(s.n, N - BEFORE);
+        assert_memory_equal(got, data + BEFORE, N - BEFORE);
+        assert_int_equal(hasher_end(h, sum[threaded], &err), MB_OK);
+        hasher_close(h);
+        s = (struct sink){ .got = got, .fails_from = 1 << 20 };
+        assert_int_equal(hasher_open(&h, true, threaded ? N : 1, &err), MB_OK);
+        hasher_set_sink(h, sink_take, &s);
+        mb_status st = MB_OK;
+        for (size_t at = 0; st == MB_OK && at < N; at += 4096) st = hasher_add(h, data + at, 4096, &err);
+        assert_int_equal(hasher_flush(h, &err), MB_IO);
+        assert_string_equal(err.text, "the sink is full");
+        assert_int_equal(hasher_restart(h, &err), MB_IO);
+        assert_int_equal(hasher_end(h, none, NULL), MB_IO);
+        assert_true(s.n <= 1 << 20 && memcmp(got, data, s.n) == 0);
+        hasher_close(h);
+    }
+    assert_string_equal(sum[0], sum[1]);
 }
 
 /* --- locks --- */
@@ -414,7 +475,7 @@ int main(void)
         cmocka_unit_test(test_wanted), cmocka_unit_test(test_roots), cmocka_unit_test(test_split),
         cmocka_unit_test(test_links_and_refs), cmocka_unit_test(test_listing),
         cmocka_unit_test(test_token_goes_to_the_endpoint_alone), cmocka_unit_test(test_redirects), cmocka_unit_test(test_urls),
-        cmocka_unit_test(test_hasher), cmocka_unit_test(test_hasher_with_a_thread), cmocka_unit_test(test_locks),
+        cmocka_unit_test(test_hasher), cmocka_unit_test(test_hasher_with_a_thread), cmocka_unit_test(test_hasher_sink), cmocka_unit_test(test_locks),
         cmocka_unit_test(test_takeover_is_exclusive), cmocka_unit_test(test_markers), cmocka_unit_test(test_downloads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
