@@ -3,14 +3,17 @@
  * the kernel answers with SIGBUS. */
 #include "base/filemap.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/fault.h"
@@ -211,6 +214,43 @@ mb_status file_write_atomic(const char *path, const void *data, size_t len, mb_e
 mb_status file_write_replace(const char *path, const void *data, size_t len, mb_error *err)
 {
     return write_new(path, data, len, false, err);
+}
+
+/* --- temporary files of others --- */
+
+#define TEMP_YOUNG_S 10 /* between its making and its claim */
+
+void file_temp_claim(int fd)
+{
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) { /* a file system without locks: its age protects it */ }
+}
+
+static void sweep_one(const char *path)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return;
+    bool old = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && time(NULL) - st.st_mtime > TEMP_YOUNG_S;
+    if (old && flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path);
+    close(fd);
+}
+
+void file_temps_sweep(const char *path)
+{
+    char folder[PATH_MAX], temp[PATH_MAX];
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t len_folder = slash ? (size_t)(slash - path) + 1 : 0, len_name = strlen(name);
+    if (len_folder >= sizeof folder) return;
+    memcpy(folder, path, len_folder);
+    folder[len_folder] = '\0';
+    DIR *d = opendir(len_folder > 0 ? folder : ".");
+    if (!d) return;
+    for (const struct dirent *e; (e = readdir(d));) {
+        if (strncmp(e->d_name, name, len_name) != 0 || strncmp(e->d_name + len_name, ".tmp.", 5) != 0) continue;
+        int n = snprintf(temp, sizeof temp, "%s%s", folder, e->d_name);
+        if (n > 0 && (size_t)n < sizeof temp) sweep_one(temp);
+    }
+    closedir(d);
 }
 
 /* --- names --- */

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -257,6 +258,35 @@ static void test_files(void **state)
     assert_int_equal(rmdir(path) | rmdir(dir), 0);
 }
 
+/* What killed writers left goes; what a writer holds, what was just made and what belongs to other files stays. */
+static void test_temps_sweep(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "f.tmp.1", "f.tmp.2", "f.tmp.3", "g.tmp.1", "f.tm", "f" };
+    const struct timespec old[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+    char dir[64], path[6][160];
+    int fd[6];
+    snprintf(dir, sizeof dir, "/tmp/mb_test_temps.%ld", (long)getpid());
+    assert_int_equal(dir_make(dir, &err), MB_OK);
+    for (int i = 0; i < 6; i++) {
+        snprintf(path[i], sizeof path[i], "%s/%s", dir, names[i]);
+        fd[i] = open(path[i], O_RDWR | O_CREAT, 0644);
+        assert_true(fd[i] >= 0);
+        if (i != 2) assert_int_equal(futimens(fd[i], old), 0);
+    }
+    file_temp_claim(fd[1]);
+    file_temps_sweep(path[5]);
+    for (int i = 0; i < 6; i++) assert_int_equal(file_exists(path[i]), i != 0);
+    close(fd[1]);
+    file_temps_sweep(path[5]);
+    for (int i = 0; i < 6; i++) assert_int_equal(file_exists(path[i]), i > 1);
+    for (int i = 0; i < 6; i++) {
+        if (i != 1) close(fd[i]);
+        unlink(path[i]);
+    }
+    assert_int_equal(rmdir(dir), 0);
+}
+
 static char logged[4096];
 
 static void keep(void *ctx, enum log_level level, const char *area, const char *text)
@@ -298,7 +328,8 @@ int main(void)
         cmocka_unit_test(test_alloc),         cmocka_unit_test(test_arena),
         cmocka_unit_test(test_arena_ceiling), cmocka_unit_test(test_buf),
         cmocka_unit_test(test_utf8_all),      cmocka_unit_test(test_b050_invalid_length),
-        cmocka_unit_test(test_files),         cmocka_unit_test(test_log),
+        cmocka_unit_test(test_files),         cmocka_unit_test(test_temps_sweep),
+        cmocka_unit_test(test_log),
         cmocka_unit_test(test_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "base/fault.h"
+#include "base/filemap.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "ops/cpu/packed.h"
@@ -172,8 +173,12 @@ static mb_status begin(struct expert_file *f, mb_error *err)
     f->temp = mb_alloc(n);
     if (!f->temp) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     snprintf(f->temp, n, "%s.tmp.%ld", f->path, (long)getpid());
+    file_temps_sweep(f->path);
     f->fd = open(f->temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (f->fd >= 0) return MB_OK;
+    if (f->fd >= 0) {
+        file_temp_claim(f->fd);
+        return MB_OK;
+    }
     mb_status st = mb_fail_errno(err, "making", f->temp);
     mb_free(f->temp);
     f->temp = NULL;

@@ -161,7 +161,9 @@ void packed_finish(struct packed_cache *c)
     int n = snprintf(temp, sizeof temp, "%s.tmp.%ld", c->path, (long)getpid());
     if (n < 0 || (size_t)n >= sizeof temp) return;
     uint64_t size_bytes = lay_out(c);
+    file_temps_sweep(c->path);
     FILE *f = fopen(temp, "wbe");
+    if (f) file_temp_claim(fileno(f));
     bool ok = f && write_all(c, f, size_bytes);
     if (f && fclose(f) != 0) ok = false;
     if (ok && rename(temp, c->path) == 0) return; /* readers of the old file keep it */
