@@ -1,0 +1,166 @@
+/* kernels.h: the CUDA backend's heavy kernels behind a plain C interface: packed weights and the products with them,
+ * linear inputs, attention over KV pages.
+ *
+ * Every launcher queues work on a stream and returns 0 or a cudaError_t (ck_error_text). Nothing here allocates,
+ * waits or keeps a pointer after it returned. All pointers are device memory unless it says "host".
+ *
+ * Numbers (one class; sm_90a wgmma and mma.sync give equal bits on the same chip, which a test shows):
+ *   linear inputs are f16, a power of two apart from the value (struct ck_x.mul). Quantised weights are made f16 in
+ *   registers: w' = rn16(s' * q + b'), s' and b' the scale and bias of the file over a power of two of the row
+ *   (exact from f16 and bf16, rounded once from f32); float weights are f16 over the row's power of two (exact from f16
+ *   and bf16 up to 2^-40 of the row's largest). The product runs on the tensor core, k in steps of 16 in the order below,
+ *   in ck_leaves(k) leaves, each from +0, added left to right in float32 from the first; then y = (sum * (mul * row
+ *   power)), bias, scale, soft cap, residual, one rounding each.
+ *   Bound: |y - exact| <= (2^-10 + 2^-20 * sqrt(k)) * sum |w x| (weights and inputs rounded to 11 bits each).
+ * Invariance: row i of y depends on row i of x alone, for every m and every launcher here.
+ */
+#ifndef OPS_CUDA_KERNELS_H
+#define OPS_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+const char *ck_error_text(int error); /* static text */
+
+/* --- context: one a device and stream --- */
+
+struct ck_ctx {
+    int device, n_sm;
+    int major, minor;     /* compute capability */
+    int wgmma;            /* 1: sm_90a code runs here; set 0 to force the mma.sync kernels (same bits) */
+    int pdl;              /* 1: launched with programmatic dependent launch: a kernel starts while the one before it on the
+                             stream ends. Every kernel here waits (griddepcontrol.wait) before it touches what a kernel
+                             before it may write. A kernel of others between them needs nothing special when it is
+                             launched without the attribute. 0 after ck_ctx_init */
+    void *work;           /* ck_work_bytes of device memory, zeroed once by the owner (cudaMemset) before the first launch;
+                             kernels leave its counters zero. Launches that share it must be in order (one stream) */
+    size_t work_bytes;
+};
+/* Fills everything but work and work_bytes from the current state of the driver. */
+int ck_ctx_init(struct ck_ctx *c, int device);
+/* For batches of up to m_max tokens, heads of up to d_max, n_head query heads, and contexts of n_context tokens. */
+size_t ck_work_bytes(const struct ck_ctx *c, int m_max, int n_head, int d_max, int n_context);
+
+/* --- packed weights --- */
+
+enum ck_format { CK_Q4 = 0, CK_Q8, CK_F16, CK_FORMATS };
+enum ck_dtype { CK_DT_F32 = 0, CK_DT_F16, CK_DT_BF16 };
+
+/* A packed weight: tiles of 16 rows x 64 k, [n_pad / 16][k_pad / 64], then one float a row (its power of two).
+ * n_pad, k_pad: n and k rounded up to 16 and 64; what is added is zero. Tile: codes (Q4 512, Q8 1,024, f16 2,048 bytes), then
+ * for codes n_scale x [8 rows][row, row + 8][scale, bias] f16. Inside a tile k lies in the order of the MMA fragments. */
+struct ck_weight {
+    int format;           /* enum ck_format */
+    int n_scale;          /* scales of 64 k: 1 (groups of 64 or 128), 2 (32), 4 (16, CK_Q8 only); CK_F16: 0 */
+    int64_t n, k;
+    void *tiles;          /* ck_weight_bytes, 256-byte aligned (cudaMalloc) */
+    float *row_scale;     /* [n_pad], inside the same block */
+};
+/* Sets format, n_scale, n, k and returns the bytes of the block, 0 when there is no such format here:
+ * affine bits 2, 3, 4 -> CK_Q4; 5, 6, 8 -> CK_Q8; bits 0 -> CK_F16. group 32, 64, 128 (16: CK_Q8 only, force_q8). */
+size_t ck_weight_bytes(struct ck_weight *w, int bits, int group, int force_q8, int64_t n, int64_t k);
+/* Block of ck_weight_bytes -> tiles, row_scale. */
+void ck_weight_place(struct ck_weight *w, void *block);
+int64_t ck_tile_bytes(const struct ck_weight *w);
+
+/* Rows [row0, row0 + n_rows) of a checkpoint's matrix (device copies of the file's bytes) into the packed block; row0 a
+ * multiple of 16, n_rows too but at the end of the matrix (rows up to n_pad are then filled with zeros).
+ *   src      bits 2..8: [n_rows][k * bits / 32] u32 words as MLX packs them; bits 0: [n_rows][k] of type dt
+ *   scales, biases  [n_rows][k / group] of type dt; NULL for bits 0
+ *   row_step, row_off   source row of packed row row0 + i is i * row_step + row_off (1, 0: as they lie)
+ * Codes of other formats (fp4 as 2v + 12) come as bits 8 with scales and biases made by the caller. */
+int ck_pack(const struct ck_ctx *c, const struct ck_weight *w, int bits, int group, int dt, const void *src, const void *scales,
+            const void *biases, int64_t row0, int64_t n_rows, int64_t row_step, int64_t row_off, cudaStream_t st);
+/* out[i][k] = row ids[i] as float32, times scale: fma(q, s', b') * power (not rounded to f16). ids on the device; an id
+ * outside [0, n) gives zeros. */
+int ck_gather(const struct ck_ctx *c, const struct ck_weight *w, const int32_t *ids, int n_ids, float scale, float *out,
+              int64_t ld_out, cudaStream_t st);
+
+/* --- linear inputs --- */
+
+/* CK_X_ROWS: [token][k_pad] f16. CK_X_TILES: blocks of 128 tokens in the order of the shared-memory tiles (kernels_dev.cuh:
+ * ck_x_off). Whoever writes an input writes k in [k, k_pad) as zeros; tokens beyond m need not be written. */
+enum ck_x_layout { CK_X_ROWS = 0, CK_X_TILES };
+#define CK_X_ROWS_MAX 32
+struct ck_x {
+    void *v;
+    int layout;
+    int64_t k, k_pad;
+    float mul;           /* power of two: value = stored * mul. 1 for norms and attention, 16 for gated MLPs (range 1e6):
+                            what is beyond becomes an infinity, then NaN logits, which the sampler reports */
+};
+/* The layout that ck_linear wants for a batch of m tokens. */
+int ck_x_layout_for(const struct ck_ctx *c, int m);
+/* Bytes for up to m_max tokens, either layout. */
+size_t ck_x_bytes(int m_max, int64_t k);
+/* float rows [m][ld] -> linear input (plain; norms and activations write theirs themselves through kernels_dev.cuh). */
+int ck_x_write(const struct ck_ctx *c, const float *in, int64_t ld_in, int m, const struct ck_x *x, cudaStream_t st);
+
+/* --- products --- */
+
+#define CK_MAX_PARTS 4
+int ck_leaves(int64_t k);
+struct ck_part {
+    const struct ck_weight *w; /* host struct */
+    float *y;                  /* [m][ld_y]; first column of this part */
+    int64_t ld_y;
+    const float *bias;         /* [n] f32 or NULL */
+    float scale;               /* 0 = none: of the product and bias */
+    float softcap;             /* 0 = none: cap * tanh(v / cap) */
+    int add;                   /* y += instead of = */
+};
+/* All parts read x (same k). Parts of one format and n_scale go in one launch. m > 0. */
+int ck_linear(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st);
+
+/* out = act(gate) * up as linear input of the next product (out->layout as for m; out->k = gate's n), the two products and the
+ * activation in one launch. Kinds as plan.h: 0 silu, 1 gelu tanh, 2 clamped swiglu. gate and up of one format and shape. */
+int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_weight *gate, const struct ck_weight *up,
+                  const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
+
+/* --- attention over pages --- */
+
+/* A page (64 tokens) holds for each layer and KV head K [64][d_pad], then V [64][d_pad], elements of the page's format; d_pad = d
+ * rounded up to 64; 16-byte chunk c of key j lies at chunk c ^ (j & 7) (kernels_dev.cuh: ck_kv_off). Dims in [d, d_pad)
+ * are never written: the pool is zeroed when it is made.
+ * Order: splits of CK_ATTN_SPLIT keys from index 0, tiles of 64 in them; docs/numerics.md. */
+#define CK_ATTN_SPLIT 256
+enum ck_kv { CK_KV_BF16 = 0, CK_KV_F16, CK_KV_F32 }; /* as enum kv_format */
+size_t ck_kv_head_bytes(int kv_format, int head_dim);
+
+/* Tokens tok0 .. tok0 + n_tok - 1 of the batch, all of one sequence, whose page table is row i_table of `pages`. */
+struct ck_attn_unit { int32_t tok0, n_tok, i_table, i_split; };
+
+struct ck_attend {
+    const float *q;        /* [m][ld_q], scaled (times log2 e / sqrt d unless softcap); head h at column h * q_step */
+    int64_t ld_q, q_step;
+    float *out;            /* [m][ld_out] float, head h at column h * d; or NULL */
+    int64_t ld_out;
+    const struct ck_x *x;  /* host struct: linear input written too; or NULL */
+    const int32_t *lo, *hi; /* [m] token i of the batch sees keys [lo, hi) of its sequence; hi > lo */
+    const void *pool;      /* page p at p * 4096 bytes */
+    const int32_t *pages;  /* [..][ld_pages] page ids by index / 64; entries outside what is visible are not read */
+    int64_t ld_pages;
+    int64_t head_off;      /* bytes from a page's beginning to K of KV head 0 of this layer */
+    int kv_format, n_head, n_head_kv, head_dim;
+    float softcap;         /* 0 = none */
+    const float *sinks;    /* [n_head], times log2 e; or NULL */
+    /* Few tokens (decode, drafts): n_small units of at most ck_attn_small_tokens each; splits run in parallel.
+     * i_split of these units is unused; n_split: the most splits any of them sees, (max hi + 255) / 256 (more is right too:
+     * a captured graph takes the largest it may meet). */
+    const struct ck_attn_unit *small_units; int n_small; int n_split;
+    /* Many tokens (prefill): n_large units of at most ck_attn_large_tokens each. A token is in exactly one unit. */
+    const struct ck_attn_unit *large_units; int n_large;
+};
+int ck_attn_small_tokens(int n_head, int n_head_kv); /* 16 / group, at least 1 */
+int ck_attn_large_tokens(int n_head, int n_head_kv);
+int ck_attend(const struct ck_ctx *c, const struct ck_attend *a, cudaStream_t st);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

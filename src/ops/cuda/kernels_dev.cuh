@@ -1,0 +1,227 @@
+/* kernels_dev.cuh: device code that several CUDA files share: where an element of a linear input or a page lies, the tensor-core
+ * instruction, codes to f16, programmatic dependent launch. The header for callers is kernels.h.
+ */
+#ifndef OPS_CUDA_KERNELS_DEV_CUH
+#define OPS_CUDA_KERNELS_DEV_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "ops/cuda/kernels.h"
+
+/* Offset in f16 elements of (token, kk) in a linear input. For even kk the next element lies beside it: write pairs. */
+static __device__ __forceinline__ size_t ck_x_off(int layout, int64_t k_pad, int token, int kk)
+{
+    if (layout == CK_X_ROWS) return (size_t)token * (size_t)k_pad + (size_t)kk;
+    int g = kk >> 6, j = ((kk >> 5) & 1) * 2 + ((kk >> 2) & 1), t = (kk >> 3) & 3, h = (kk >> 1) & 1, e = kk & 1;
+    size_t tile = (size_t)(token >> 7) * (size_t)(k_pad >> 6) + (size_t)g;
+    return ((tile * 8 + (size_t)(j * 2 + h)) * 128 + (size_t)(token & 127)) * 8 + (size_t)(2 * t + e);
+}
+
+/* Offset in elements of (key, dim) in the K or V half of a head's area; elem: bytes of an element. */
+static __device__ __forceinline__ int ck_kv_off(int key, int dim, int d_pad, int elem)
+{
+    int per = 16 / elem;
+    return key * d_pad + (((dim / per) ^ (key & 7)) * per) + dim % per;
+}
+
+static __device__ __forceinline__ void ck_pdl_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void ck_pdl_launch(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* d[4] += a (16 x 16, row) * b (16 x 8, col). A pure function of its operands: not volatile, so that chains interleave. */
+static __device__ __forceinline__ void ck_mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+static __device__ __forceinline__ void ck_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* --- tiles -> A fragments --- */
+
+/* Element order of a 64-k tile. k-step j, thread t of four, half h, pair element e hold k = 32 (j/2) + 8 t + 4 (j%2) + 2 h + e:
+ * so a thread's part of x for two steps is one 16-byte run. Rows: r = lane / 4 and r + 8.
+ *   Q4   lane's 16 bytes, word j: nibble p of the low half (e = 0) and of the high half (e = 1); p = 2 h + (row half)
+ *   Q8   lane's 32 bytes, words [j][row half]: bytes [h][e]
+ *   F16  [j][lane][4] words p = 2 h + row half
+ * Q8 lies [2][lane][16 bytes] (j / 2 outside), F16 [4][lane][16 bytes]: a lane reads 16 bytes at a time. */
+
+template <int FMT> struct ck_tile;
+template <> struct ck_tile<CK_Q4> { enum { codes = 512, words = 4 }; };
+template <> struct ck_tile<CK_Q8> { enum { codes = 1024, words = 8 }; };
+template <> struct ck_tile<CK_F16> { enum { codes = 2048, words = 16 }; };
+template <int FMT, int NS> static __host__ __device__ constexpr int ck_tile_size(void)
+{
+    return ck_tile<FMT>::codes + (FMT == CK_F16 ? 0 : NS * 64);
+}
+
+static __device__ __forceinline__ uint32_t ck_lop_or(uint32_t w, uint32_t mask, uint32_t magic) /* (w & mask) | magic */
+{
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(w), "r"(mask), "r"(magic));
+    return r;
+}
+static __device__ __forceinline__ uint32_t ck_h2u(__half2 h) { return *reinterpret_cast<uint32_t *>(&h); }
+static __device__ __forceinline__ __half2 ck_u2h(uint32_t u) { return *reinterpret_cast<__half2 *>(&u); }
+
+/* s * q + b for both halves, one rounding; sb: scale low, bias high. */
+static __device__ __forceinline__ uint32_t ck_scale(uint32_t q, uint32_t sb)
+{
+    __half2 p = ck_u2h(sb);
+    return ck_h2u(__hfma2(ck_u2h(q), __low2half2(p), __high2half2(p)));
+}
+
+/* Four registers of one k-step from a Q4 word; sb0 of row r, sb1 of row r + 8. */
+static __device__ __forceinline__ void ck_frag_q4(uint32_t a[4], uint32_t w, uint32_t sb0, uint32_t sb1)
+{
+    const __half2 one = __float2half2_rn(1024.0f), sixteenth = __float2half2_rn(0.0625f), off = __float2half2_rn(-64.0f);
+    uint32_t v = w >> 8;
+    a[0] = ck_h2u(__hsub2(ck_u2h(ck_lop_or(w, 0x000f000fu, 0x64006400u)), one));
+    a[1] = ck_h2u(__hfma2(ck_u2h(ck_lop_or(w, 0x00f000f0u, 0x64006400u)), sixteenth, off));
+    a[2] = ck_h2u(__hsub2(ck_u2h(ck_lop_or(v, 0x000f000fu, 0x64006400u)), one));
+    a[3] = ck_h2u(__hfma2(ck_u2h(ck_lop_or(v, 0x00f000f0u, 0x64006400u)), sixteenth, off));
+    a[0] = ck_scale(a[0], sb0);
+    a[1] = ck_scale(a[1], sb1);
+    a[2] = ck_scale(a[2], sb0);
+    a[3] = ck_scale(a[3], sb1);
+}
+static __device__ __forceinline__ void ck_frag_q8(uint32_t a[4], uint32_t w0, uint32_t w1, uint32_t sb0, uint32_t sb1)
+{
+    const __half2 one = __float2half2_rn(1024.0f);
+    a[0] = ck_scale(ck_h2u(__hsub2(ck_u2h(__byte_perm(w0, 0x64646464u, 0x4140)), one)), sb0);
+    a[1] = ck_scale(ck_h2u(__hsub2(ck_u2h(__byte_perm(w1, 0x64646464u, 0x4140)), one)), sb1);
+    a[2] = ck_scale(ck_h2u(__hsub2(ck_u2h(__byte_perm(w0, 0x64646464u, 0x4342)), one)), sb0);
+    a[3] = ck_scale(ck_h2u(__hsub2(ck_u2h(__byte_perm(w1, 0x64646464u, 0x4342)), one)), sb1);
+}
+
+/* A lane's codes of a tile, and its scales: w[words], sb[ns][2]. tile: shared or global. */
+template <int FMT, int NS> struct ck_lane_tile {
+    uint32_t w[ck_tile<FMT>::words];
+    uint2 sb[NS];
+    __device__ __forceinline__ void load(const uint8_t *tile, int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < ck_tile<FMT>::words / 4; i++)
+            *reinterpret_cast<uint4 *>(&w[4 * i]) = *reinterpret_cast<const uint4 *>(tile + i * 512 + lane * 16);
+        if (FMT != CK_F16)
+#pragma unroll
+            for (int i = 0; i < NS; i++)
+                sb[i] = *reinterpret_cast<const uint2 *>(tile + ck_tile<FMT>::codes + i * 64 + (lane >> 2) * 8);
+    }
+    /* Fragment of k-step j. Scale i covers k [i * 64 / NS, ...): of a step, t decides when there are 4 (16 k: two threads). */
+    __device__ __forceinline__ void frag(uint32_t a[4], int j, int lane) const
+    {
+        if (FMT == CK_F16) {
+#pragma unroll
+            for (int p = 0; p < 4; p++) a[p] = w[4 * j + p];
+            return;
+        }
+        uint2 s = NS == 1 ? sb[0] : NS == 2 ? sb[(j >> 1) % NS] : (lane & 2) ? sb[((j >> 1) * 2 + 1) % NS] : sb[((j >> 1) * 2) % NS];
+        if (FMT == CK_Q4) ck_frag_q4(a, w[j % ck_tile<FMT>::words], s.x, s.y);
+        else ck_frag_q8(a, w[(2 * j) % ck_tile<FMT>::words], w[(2 * j + 1) % ck_tile<FMT>::words], s.x, s.y);
+    }
+};
+
+/* Leaf i of n: k tiles [first, last) of n_tiles. A function of k alone. */
+#define CK_LEAVES 8
+static __host__ __device__ __forceinline__ int ck_leaf_first(int n_tiles, int i) { return (int)((int64_t)n_tiles * i / CK_LEAVES); }
+
+/* What becomes of a product: the same line of operations for every kernel. */
+struct ck_out {
+    float *y;
+    int64_t ld_y;
+    const float *bias, *row_scale;
+    const uint8_t *tiles;
+    float scale, softcap;
+    int n, add;
+    int unit0;     /* first of this part's 16-row tiles in the launch */
+};
+static __device__ __forceinline__ float ck_exp2(float x)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+static __device__ __forceinline__ float ck_tanh(float x) /* 1 - 2 / (1 + e^2x), odd */
+{
+    float a = fabsf(x), e = ck_exp2(__fmul_rn(a, 2.0f * 1.44269504088896341f));
+    float t = __fsub_rn(1.0f, __fdiv_rn(2.0f, __fadd_rn(1.0f, e)));
+    t = a < 0.02f ? __fmul_rn(a, __fmaf_rn(__fmul_rn(a, a), -0.333333333f, 1.0f)) : t;
+    return copysignf(t, x);
+}
+/* row: of the part. */
+static __device__ __forceinline__ void ck_out_store(const struct ck_out &o, float mul, int row, int token, float sum)
+{
+    float v = __fmul_rn(sum, __fmul_rn(mul, o.row_scale[row]));
+    if (o.bias) v = __fadd_rn(v, o.bias[row]);
+    if (o.scale != 0.0f) v = __fmul_rn(v, o.scale);
+    if (o.softcap != 0.0f) v = __fmul_rn(o.softcap, ck_tanh(__fdiv_rn(v, o.softcap)));
+    float *y = o.y + (int64_t)token * o.ld_y + row;
+    *y = o.add ? __fadd_rn(*y, v) : v;
+}
+/* Gate and up products -> activation, as plan.h's glu_kind. */
+static __device__ __forceinline__ float ck_glu(int kind, float g, float u)
+{
+    const float log2e = 1.44269504088896341f;
+    if (kind == 0) return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, ck_exp2(__fmul_rn(g, -log2e)))), u);
+    if (kind == 1) {
+        float in = __fmul_rn(0.7978845608028654f, __fmaf_rn(0.044715f, __fmul_rn(__fmul_rn(g, g), g), g));
+        return __fmul_rn(__fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, ck_tanh(in))), u);
+    }
+    g = fminf(g, 7.0f);
+    u = fminf(fmaxf(u, -7.0f), 7.0f);
+    return __fmul_rn(__fadd_rn(u, 1.0f), __fdiv_rn(g, __fadd_rn(1.0f, ck_exp2(__fmul_rn(g, -1.702f * log2e)))));
+}
+
+/* Rows [n, k_pad of out) become zeros: they have no weights. */
+static __device__ __forceinline__ void ck_glu_store(const struct ck_out &gate, const struct ck_out &up, const struct ck_x &out, int kind, float mul,
+                                                    int row, int token, float g, float u)
+{
+    float v = 0;
+    if (row < gate.n) {
+        g = __fmul_rn(g, __fmul_rn(mul, gate.row_scale[row]));
+        u = __fmul_rn(u, __fmul_rn(mul, up.row_scale[row]));
+        if (gate.bias) g = __fadd_rn(g, gate.bias[row]);
+        if (up.bias) u = __fadd_rn(u, up.bias[row]);
+        v = __fmul_rn(ck_glu(kind, g, u), 1.0f / out.mul);
+    }
+    ((__half *)out.v)[ck_x_off(out.layout, out.k_pad, token, row)] = __float2half_rn(v);
+}
+
+/* Launch with or without the programmatic attribute. */
+template <typename... P, typename... A>
+static int ck_launch(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, cudaStream_t st, A... args)
+{
+    cudaLaunchConfig_t cfg = {};
+    cudaLaunchAttribute attr[1];
+    cfg.gridDim = grid;
+    cfg.blockDim = dim3((unsigned)threads);
+    cfg.dynamicSmemBytes = smem;
+    cfg.stream = st;
+    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr[0].val.programmaticStreamSerializationAllowed = 1;
+    cfg.attrs = attr;
+    cfg.numAttrs = c->pdl && c->major >= 9 ? 1 : 0;
+    if (smem > 48 * 1024) {
+        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+        if (e != cudaSuccess) return (int)e;
+    }
+    return (int)cudaLaunchKernelEx(&cfg, kernel, P(args)...);
+}
+
+#endif
