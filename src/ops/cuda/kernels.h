@@ -124,9 +124,9 @@ int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m, const str
 
 /* --- attention over pages --- */
 
-/* A page (64 tokens) holds for each layer and KV head K [64][d_pad], then V [64][d_pad], elements of the page's format; d_pad = d
- * rounded up to 64; 16-byte chunk c of key j lies at chunk c ^ (j & 7) (kernels_dev.cuh: ck_kv_off). Dims in [d, d_pad)
- * are never written: the pool is zeroed when it is made.
+/* A page (64 tokens) holds for each layer and KV head K [64 keys][d_pad], then V turned: [d_pad][64 keys], elements of the page's
+ * format; d_pad = d rounded up to 64; where an element lies: kernels_dev.cuh, ck_k_off and ck_v_off. Who writes a key writes K's
+ * dims [d, d_pad) as zeros. Keys that no token sees, and V's dims from d on, may hold anything.
  * Order: splits of CK_ATTN_SPLIT keys from index 0, tiles of 64 in them; docs/numerics.md. */
 #define CK_ATTN_SPLIT 256
 enum ck_kv { CK_KV_BF16 = 0, CK_KV_F16, CK_KV_F32 }; /* as enum kv_format */

@@ -59,14 +59,14 @@ static __global__ void plain_kernel(const __grid_constant__ struct ck_attend a, 
             if (end) break;
             const uint8_t *k = (const uint8_t *)a.pool + (int64_t)a.pages[u.i_table * a.ld_pages + key / 64] * 4096 + head;
             float s = 0;
-            for (int i = 0; i < 16; i++) if (lane + 32 * i < d) s = __fmaf_rn(q[i], kv_at(k, a.kv_format, ck_kv_off(key & 63, lane + 32 * i, d_pad, elem)), s);
+            for (int i = 0; i < 16; i++) if (lane + 32 * i < d) s = __fmaf_rn(q[i], kv_at(k, a.kv_format, ck_k_off(key & 63, lane + 32 * i, d_pad, elem)), s);
             s = warp_sum(s);
             if (a.softcap != 0.0f) s = __fmul_rn(__fmul_rn(a.softcap, ck_tanh(__fdiv_rn(s, a.softcap))), 1.44269504088896341f);
             float m1 = fmaxf(m, s), al = ck_exp2(__fsub_rn(m, m1)), p = ck_exp2(__fsub_rn(s, m1));
             m = m1;
             l = __fmaf_rn(l, al, p);
             for (int i = 0; i < 16; i++) if (lane + 32 * i < d)
-                o[i] = __fmaf_rn(p, kv_at(k + half, a.kv_format, ck_kv_off(key & 63, lane + 32 * i, d_pad, elem)), __fmul_rn(o[i], al));
+                o[i] = __fmaf_rn(p, kv_at(k + half, a.kv_format, ck_v_off(key & 63, lane + 32 * i, elem)), __fmul_rn(o[i], al));
         }
         if (a.sinks) {
             float N = fmaxf(M, a.sinks[h]), ea = ck_exp2(__fsub_rn(M, N)), eb = ck_exp2(__fsub_rn(a.sinks[h], N));

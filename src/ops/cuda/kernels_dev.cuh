@@ -18,11 +18,17 @@ static __device__ __forceinline__ size_t ck_x_off(int layout, int64_t k_pad, int
     return ((tile * 8 + (size_t)(j * 2 + h)) * 128 + (size_t)(token & 127)) * 8 + (size_t)(2 * t + e);
 }
 
-/* Offset in elements of (key, dim) in the K or V half of a head's area; elem: bytes of an element. */
-static __device__ __forceinline__ int ck_kv_off(int key, int dim, int d_pad, int elem)
+/* Offsets in elements of (key, dim) in the K half and in the V half of a head's area; elem: bytes of an element. K rows are keys,
+ * V rows are dims; 16-byte chunk c of row r lies at c ^ 4 for odd r. */
+static __device__ __forceinline__ int ck_k_off(int key, int dim, int d_pad, int elem)
 {
     int per = 16 / elem;
-    return key * d_pad + (((dim / per) ^ (key & 7)) * per) + dim % per;
+    return key * d_pad + (((dim / per) ^ ((key & 1) << 2)) * per) + dim % per;
+}
+static __device__ __forceinline__ int ck_v_off(int key, int dim, int elem)
+{
+    int per = 16 / elem;
+    return dim * 64 + (((key / per) ^ ((dim & 1) << 2)) * per) + key % per;
 }
 
 static __device__ __forceinline__ void ck_pdl_wait(void)
@@ -137,9 +143,13 @@ template <int FMT, int NS> struct ck_lane_tile {
     }
 };
 
-/* Leaf i of n: k tiles [first, last) of n_tiles. A function of k alone. */
+/* Leaf i: k tiles [first(i), first(i + 1)), whole pairs of tiles. A function of k alone. */
 #define CK_LEAVES 8
-static __host__ __device__ __forceinline__ int ck_leaf_first(int n_tiles, int i) { return (int)((int64_t)n_tiles * i / CK_LEAVES); }
+static __host__ __device__ __forceinline__ int ck_leaf_first(int n_tiles, int i)
+{
+    int first = (n_tiles + 1) / 2 * i / CK_LEAVES * 2;
+    return first < n_tiles ? first : n_tiles;
+}
 
 /* What becomes of a product: the same line of operations for every kernel. */
 struct ck_out {
