@@ -14,7 +14,7 @@ JOBS    ?= $(shell nproc)
 PREFIX  ?= /usr/local
 VERSION := 0.1.0
 
-MODULES ?= base format tokenizer chat grammar ops ops/cpu ops/cpu/portable ops/cpu/avx2 ops/cpu/avx512 ops/cpu/amx \
+MODULES ?= base format tokenizer chat grammar ops ops/cpu ops/cpu/portable ops/cpu/avx2 ops/cpu/avx512 ops/cpu/amx ops/cuda \
            model engine media hub convert train gen host api server cli chat/template chat/tools .
 LIBS    := libmicrohttpd jansson libpcre2-8 libutf8proc libcrypto libxxhash sqlite3 libcurl zlib libzstd
 

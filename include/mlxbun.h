@@ -42,7 +42,7 @@ typedef struct mb_options {
     size_t size;               /* sizeof(mb_options) */
     const char *tier;          /* "l1" (default), "l2", "f32": arithmetic, docs/numerics.md */
     const char *kv;            /* "off" (the family's 16-bit type), "f16", "bf16", "f32"; NULL: f32 with tier f32, else off */
-    const char *device;        /* "cpu" (default) */
+    const char *device;        /* "cpu" (default), "cuda" or "cuda:N": an NVIDIA GPU (docs/cuda.md) */
     const char *cpu_level;     /* "portable", "avx2", "avx512", "amx"; NULL: the best of this machine. Same bits. */
     int32_t n_threads;         /* 0: physical cores this process may use. Same bits. */
     int32_t batch;             /* sequences decoded together; 0: 8. Same bits. */

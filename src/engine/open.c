@@ -46,13 +46,14 @@ static size_t expert_cache_of(const struct engine_load *opt, size_t all, size_t 
     return want < all ? want / each * each : all;
 }
 
-/* usable -> pool: one pool for all rows, fixed now (design.md section 3). info is complete also when the model does not fit. */
+/* opt->memory_budget_bytes, which somebody has set -> pool: one pool for all rows, fixed now. info is complete also when the
+ * model does not fit. */
 static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind *kinds, int32_t n_kinds, size_t expert_slot_bytes,
                              struct engine_loaded *info, mb_error *err)
 {
     char experts[80] = "";
     size_t fixed = info->weight_bytes + info->scratch_bytes;
-    info->usable_bytes = opt->memory_budget_bytes ? opt->memory_budget_bytes : usable_now();
+    info->usable_bytes = opt->memory_budget_bytes;
     info->expert_cache_bytes = expert_cache_of(opt, info->expert_bytes, expert_slot_bytes,
                                                info->usable_bytes > fixed ? info->usable_bytes - fixed : 0);
     fixed += info->expert_cache_bytes;
@@ -138,17 +139,23 @@ static mb_status experts_place(const struct engine_load *opt, char path[PATH_CAP
 /* Device options and model options out of an engine_load. */
 static mb_status open_device(const struct engine_load *opt, const struct ops **ops, struct device **dev, mb_error *err)
 {
-    *dev = NULL;
-    *ops = ops_find(opt->device ? opt->device : "cpu");
-    if (!*ops)
-        return mb_fail_at(err, MB_UNSUPPORTED, "device", "device %.32s is not in this build; use cpu", opt->device);
     struct device_options d = { .n_threads = opt->n_threads, .cpu_level = opt->cpu_level, .n_ranks = 1 };
     char packed[PATH_CAP], experts[PATH_CAP];
+    *dev = NULL;
+    MB_TRY(ops_parse(opt->device, ops, &d.ordinal, err));
+    if (opt->expert_offload && !(*ops)->experts_reserve)
+        return mb_fail_at(err, MB_UNSUPPORTED, "expert-offload", "--expert-offload works on the cpu, not on %s", (*ops)->name);
     packed_place(opt, packed, &d.packed_key);
     d.packed_path = packed[0] ? packed : NULL;
     MB_TRY(experts_place(opt, experts, &d.experts_key, err));
     d.experts_path = experts[0] ? experts : NULL;
     return (*ops)->device_open(dev, &d, err);
+}
+
+/* Bytes that weights, scratch and pages may take on the device when nobody has said how many. */
+static size_t usable_on(const struct ops *ops, struct device *dev)
+{
+    return ops->memory_free ? ops->memory_free(dev) / 10 * 9 : usable_now();
 }
 
 static struct model_options model_options_of(const struct engine_load *opt, const struct ops *ops, struct device *dev)
@@ -165,6 +172,8 @@ static mb_status open_model(const struct engine_load *opt, const struct ops **op
 {
     *m = NULL;
     MB_TRY(open_device(opt, ops, dev, err));
+    LOGI("engine", "computing on %s (%s)", (*ops)->device_describe(*dev), opt->device ? opt->device : "the default device");
+    info->usable_bytes = usable_on(*ops, *dev); /* while the weights do not take of it yet */
     struct model_options mo = model_options_of(opt, *ops, *dev);
     mb_status st = model_open(m, opt->dir, &mo, err);
     if (st != MB_OK) {
@@ -200,12 +209,12 @@ mb_status engine_load(struct engine **out, const struct engine_load *opt, struct
     struct device *dev;
     struct model *m;
     struct stepper stepper;
-    struct engine_load before = *opt; /* what is free is looked at while the weights do not take of it yet */
+    struct engine_load before = *opt;
     *out = NULL;
     memset(info, 0, sizeof *info);
     MB_TRY(check_offload(&before, err));
-    if (!before.memory_budget_bytes) before.memory_budget_bytes = usable_now();
     MB_TRY(open_model(&before, &ops, &dev, &m, info, err));
+    if (!before.memory_budget_bytes) before.memory_budget_bytes = info->usable_bytes;
     const struct plan *p = model_plan_get(m);
     mb_status st = plan_memory(&before, p->kinds, p->n_kinds, model_expert_slot_bytes(m), info, err);
     if (st == MB_OK && info->expert_bytes) st = ops->experts_reserve(dev, info->expert_cache_bytes, err);
@@ -243,7 +252,9 @@ mb_status engine_load_estimate(const struct engine_load *opt, struct engine_load
         info->expert_bytes = size->expert_bytes;
         info->kv_format = size->n_kinds ? size->kinds[0].format : 0;
         snprintf(info->device, sizeof info->device, "%s", ops->device_describe(dev));
-        st = plan_memory(opt, size->kinds, size->n_kinds, size->expert_slot_bytes, info, err);
+        struct engine_load now = *opt;
+        if (!now.memory_budget_bytes) now.memory_budget_bytes = usable_on(ops, dev);
+        st = plan_memory(&now, size->kinds, size->n_kinds, size->expert_slot_bytes, info, err);
         model_spec_free(&spec);
     }
     ops->device_close(dev);

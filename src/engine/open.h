@@ -9,7 +9,7 @@
 
 struct engine_load {
     const char *dir;
-    const char *device;            /* "cpu"; NULL = "cpu" */
+    const char *device;            /* "cpu", "cuda", "cuda:N"; NULL = "cpu" */
     const char *cpu_level;         /* NULL = highest */
     int n_threads;                 /* 0 = physical cores this process may use */
     enum fidelity_tier tier;

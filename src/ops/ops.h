@@ -88,6 +88,8 @@ struct ops {
     const char *(*device_describe)(const struct device *d);
     /* Numerics identity: part of every cache key; equal for all CPU levels. */
     const char *(*device_class)(const struct device *d);
+    /* Bytes of the device's own memory that are free now; NULL: it uses the system's. */
+    size_t (*memory_free)(struct device *d);
 
     /* Bytes a packed weight will take; MB_UNSUPPORTED names scheme and remedy. */
     mb_status (*pack_bytes)(struct device *d, const struct weight_source *src, size_t *bytes, mb_error *err);
@@ -155,8 +157,11 @@ struct ops {
  * offset of a page is id * KV_PAGE_UNIT whatever its kind. */
 #define KV_PAGE_UNIT 4096
 
-extern const struct ops ops_cpu;
-/* All backends of this build, by name; NULL when unknown. "cuda" loads libmlxbun-cuda.so on first use. */
+extern const struct ops ops_cpu, ops_cuda;
+/* A backend by name; NULL when unknown. "cuda" loads libmlxbun-cuda.so when a device is opened. */
 const struct ops *ops_find(const char *name);
+/* "cpu", "cuda" (the first card), "cuda:1": the backend, and the card to *ordinal. NULL: the first backend. MB_UNSUPPORTED names
+ * what is known. */
+mb_status ops_parse(const char *text, const struct ops **out, int *ordinal, mb_error *err);
 
 #endif

@@ -17,9 +17,14 @@
 #ifndef OPS_CUDA_KERNELS_H
 #define OPS_CUDA_KERNELS_H
 
-#include <cuda_runtime_api.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#ifdef __CUDACC__
+#include <cuda_runtime_api.h>
+#else
+typedef struct CUstream_st *cudaStream_t; /* host code is built without CUDA */
+#endif
 
 #ifdef __cplusplus
 extern "C" {

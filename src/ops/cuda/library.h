@@ -1,0 +1,84 @@
+/* library.h: what libmlxbun-cuda.so gives the program: one table of functions. The program is built without CUDA and finds
+ * the library when a device "cuda" is first asked for (load.c); everything that needs nvcc is behind this table. Plain C:
+ * read by C17 host code and by library.cu.
+ *
+ * Every function returns 0 or an error code, whose text error_text gives. `stream` is the device's one stream; functions
+ * with a stream only enqueue. Pointers are device memory unless they say host. No function allocates but `alloc`,
+ * `alloc_host`, `graph_end`.
+ */
+#ifndef OPS_CUDA_LIBRARY_H
+#define OPS_CUDA_LIBRARY_H
+
+#include "ops/cuda/kernels.h"
+#include "ops/cuda/steps.h"
+
+#define CUDA_LIBRARY_ABI 1 /* a change of any line here, in steps.h or kernels.h */
+
+struct cuda_device_info {
+    char name[64];
+    int32_t major, minor;      /* compute capability */
+    int32_t n_sm;
+    size_t total_bytes, free_bytes;
+};
+
+struct cuda_library {
+    uint32_t abi, struct_bytes;
+    const char *(*error_text)(int code);
+    /* Driver, library and devices: the count, or why there is none. */
+    int (*device_count)(int *count);
+    /* Make `ordinal` the calling thread's device; every thread that calls in does this first. */
+    int (*device_use)(int ordinal);
+    int (*device_info)(int ordinal, struct cuda_device_info *out);
+    int (*stream_open)(void **out);
+    void (*stream_close)(void *stream);
+    int (*stream_wait)(void *stream);
+    int (*alloc)(void **out, size_t bytes);
+    void (*free)(void *p);
+    int (*alloc_host)(void **out, size_t bytes); /* pinned */
+    void (*free_host)(void *p);
+    int (*copy)(void *dst, const void *src, size_t bytes, void *stream); /* either way; host memory pinned to be async */
+    int (*fill)(void *dst, int byte, size_t bytes, void *stream);
+    /* Between begin and end, what is enqueued on the stream is recorded instead; end makes it a graph to run again. */
+    int (*graph_begin)(void *stream);
+    int (*graph_end)(void *stream, void **graph);
+    int (*graph_run)(void *graph, void *stream);
+    void (*graph_free)(void *graph);
+    /* steps.h */
+    int (*norm)(const struct cs_norm *a, cudaStream_t st);
+    int (*glu)(const struct cs_glu *a, cudaStream_t st);
+    int (*gate)(const struct cs_gate *a, cudaStream_t st);
+    int (*rope)(const struct cs_rope *a, cudaStream_t st);
+    int (*gather_rows)(const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
+                       cudaStream_t st);
+    int (*lora_apply)(const struct cs_lora *a, cudaStream_t st);
+    int (*linear_finish)(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out,
+                         int64_t ld_out, int add, cudaStream_t st);
+    size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);
+    int (*sample)(const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
+                  struct cuda_draw_out *outs, void *scratch, cudaStream_t st);
+    /* kernels.h */
+    int (*ctx_init)(struct ck_ctx *c, int device);
+    size_t (*work_bytes)(const struct ck_ctx *c, int m_max, int n_head, int d_max, int n_context);
+    size_t (*weight_bytes)(struct ck_weight *w, int bits, int group, int force_q8, int64_t n, int64_t k);
+    void (*weight_place)(struct ck_weight *w, void *block);
+    int (*pack)(const struct ck_ctx *c, const struct ck_weight *w, int bits, int group, int dt, const void *src, const void *scales,
+                const void *biases, int64_t row0, int64_t n_rows, int64_t row_step, int64_t row_off, cudaStream_t st);
+    int (*gather)(const struct ck_ctx *c, const struct ck_weight *w, const int32_t *ids, int n_ids, float scale, float *out,
+                  int64_t ld_out, cudaStream_t st);
+    int (*x_layout_for)(const struct ck_ctx *c, int m);
+    size_t (*x_bytes)(int m_max, int64_t k);
+    int (*x_write)(const struct ck_ctx *c, const float *in, int64_t ld_in, int m, const struct ck_x *x, cudaStream_t st);
+    int (*linear)(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st);
+    int (*linear_glu)(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_weight *gate, const struct ck_weight *up,
+                      const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
+    size_t (*kv_head_bytes)(int kv_format, int head_dim);
+    int (*attn_small_tokens)(int n_head, int n_head_kv);
+    int (*attn_large_tokens)(int n_head, int n_head_kv);
+    int (*attend)(const struct ck_ctx *c, const struct ck_attend *a, cudaStream_t st);
+};
+
+/* The only symbol that the library exports. */
+#define CUDA_LIBRARY_SYMBOL "mlxbun_cuda_library"
+typedef const struct cuda_library *(*cuda_library_fn)(void);
+
+#endif

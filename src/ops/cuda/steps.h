@@ -1,0 +1,131 @@
+/* steps.h: the small kernels of the CUDA backend behind a plain C interface: norms, rotation and the writing of keys and
+ * values, gated activations, rows gathered, adapters, the end of a linear, draws. kernels.h has the products and attention.
+ *
+ * Every launcher queues work on a stream and returns 0 or an error code. Device memory unless it says host; nothing is
+ * allocated, nothing waits. Float matrices are [rows][ld] with ld in floats.
+ * Numbers: docs/cuda.md. Every output row depends on its own row alone, in an order given by the width alone.
+ */
+#ifndef OPS_CUDA_STEPS_H
+#define OPS_CUDA_STEPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ops/cuda/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* y = norm(in) (identity: in): each of the n_pieces vectors of a row by itself.
+ * Then, in this order: add_to += y, times sum_scale (0: no product); out = y; copy = y; x = y as a linear input. */
+struct cs_norm {
+    const float *in;
+    int64_t ld_in;
+    int32_t m, width, n_pieces;
+    const float *weight;        /* [width / n_pieces] or NULL */
+    float eps;
+    int32_t identity;
+    float *add_to;              /* NULL = none */
+    int64_t ld_add;
+    float sum_scale;
+    float *out, *copy;          /* NULL = none */
+    int64_t ld_out, ld_copy;
+    const struct ck_x *x;       /* host struct; NULL = none */
+};
+int cs_norm(const struct cs_norm *a, cudaStream_t st);
+
+/* act(gate) * up: kinds as plan.h (0 silu, 1 gelu tanh, 2 clamped swiglu). out may be gate. */
+struct cs_glu {
+    const float *gate, *up;
+    int64_t ld_gate, ld_up;
+    int32_t m, width, kind;
+    float *out;                 /* NULL = none */
+    int64_t ld_out;
+    const struct ck_x *x;       /* host struct; NULL = none */
+};
+int cs_glu(const struct cs_glu *a, cudaStream_t st);
+
+/* The output of attention through its gate: y = out / (1 + exp(-gate)), back to out and to x. Head h of the gate begins at
+ * column gate_first + h * gate_step. */
+struct cs_gate {
+    float *out;
+    const float *gate;
+    int64_t ld_out, ld_gate;
+    int32_t m, n_head, head_dim, gate_first, gate_step;
+    const struct ck_x *x;
+};
+int cs_gate(const struct cs_gate *a, cudaStream_t st);
+
+/* Heads of q to q' (norm, rotation, scale), heads of k and v (norm, rotation; norm without weights) into their pages. */
+struct cs_rope {
+    const float *q, *k, *v;     /* k NULL: no keys of its own */
+    int64_t ld_q, ld_k, ld_v, q_step;
+    float *out;                 /* [m][n_head * head_dim] */
+    int64_t ld_out;
+    int32_t m, n_head, n_head_kv, head_dim;
+    const float *q_norm, *k_norm; /* [head_dim] or NULL */
+    float norm_eps, q_scale;
+    int32_t v_norm;
+    const float *table;         /* [m][n_rot] cosines then sines of each token; NULL: no rotation */
+    int32_t n_rot, interleaved;
+    void *pool;                 /* page p at p * 4096 bytes */
+    const int32_t *pages;       /* page ids of all rows */
+    const int32_t *table_of;    /* [m] where the token's row begins in pages */
+    const int32_t *index;       /* [m] of the token in its sequence */
+    int64_t head_off;           /* bytes from a page's beginning to K of head 0 */
+    int32_t kv_format;          /* enum ck_kv */
+};
+int cs_rope(const struct cs_rope *a, cudaStream_t st);
+
+/* out[i] = in[rows[i]] */
+int cs_gather_rows(const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
+                   cudaStream_t st);
+
+/* --- adapters. Stack s of token i is stack[i * stack_max + s]: the modules of an adapter on the device, or NULL. --- */
+struct cs_lora_module {
+    const float *a, *b;         /* [rank][k], [rank][n], scale folded into b */
+    int32_t rank;               /* 0: none */
+};
+struct cs_lora {
+    const struct cs_lora_module *const *stack;
+    const int32_t *token_of;    /* [m] NULL: row i is token i */
+    int32_t stack_max, i_module, m, rank_max;
+    const float *x;             /* the linear's input as floats */
+    int64_t ld_x, k, n;
+    float *u;                   /* [m][stack_max][rank_max] */
+    float *y;                   /* [m][ld_y]: y += B u, adapters in stack order */
+    int64_t ld_y;
+};
+int cs_lora_apply(const struct cs_lora *a, cudaStream_t st);
+
+/* What ck_linear does behind product and bias: v = y, times scale, soft cap; then out = v or out += v. */
+int cs_linear_finish(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out, int64_t ld_out,
+                     int add, cudaStream_t st);
+
+/* --- draws --- */
+
+#define CUDA_MAX_HIDDEN 8
+struct cuda_draw_job {          /* one drawing position */
+    uint32_t seed_lo, seed_hi, index, choice, round; /* of the noise; choice holds the purpose too */
+    float inv_temperature;      /* 0 = greedy */
+    int32_t n_live;             /* ids >= this are never drawn */
+    int32_t wants_sum;          /* log-probabilities are read */
+    int32_t n_hidden, hidden[CUDA_MAX_HIDDEN]; /* ids that are not drawn unless nothing else is left */
+    int32_t on_host;            /* not for the device */
+};
+enum cuda_draw_state { CUDA_DRAW_OK = 0, CUDA_DRAW_NON_FINITE, CUDA_DRAW_NO_CANDIDATE, CUDA_DRAW_HOST /* the host must draw */ };
+struct cuda_draw_out {
+    int32_t id, argmax;
+    float logprob, argmax_logprob;
+    int32_t state;
+};
+size_t cs_sample_scratch_bytes(int32_t n_vocab, int32_t n_draw);
+int cs_sample(const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
+              struct cuda_draw_out *outs, void *scratch, cudaStream_t st);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

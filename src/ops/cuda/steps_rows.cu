@@ -1,0 +1,146 @@
+/* steps_rows.cu: the steps that work row by row: norms, gated activations, the gate of attention, rows gathered, the end of
+ * a linear whose product lies in scratch. A sum of squares goes over the threads of one block, whose number is a function of
+ * the vector's length; threads fold by halves, then warps in order.
+ */
+#include "ops/cuda/kernels_dev.cuh"
+#include "ops/cuda/steps.h"
+
+/* Sum over the block, the same for every thread. shared: a float a warp. */
+static __device__ float block_sum(float v, float *shared)
+{
+    for (int step = 16; step > 0; step /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, step);
+    __syncthreads(); /* the last use of shared is over */
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = 0.0f;
+    for (unsigned i = 0; i < blockDim.x / 32; i++) sum = sum + shared[i];
+    return sum;
+}
+
+static __device__ __forceinline__ void x_put(const ck_x &x, float inv_mul, int token, int64_t k, float v)
+{
+    ((__half *)x.v)[ck_x_off(x.layout, x.k_pad, token, (int)k)] = __float2half_rn(v * inv_mul);
+}
+
+static ck_x x_or_none(const struct ck_x *x)
+{
+    ck_x none = {};
+    return x ? *x : none;
+}
+
+static __global__ void norm_kernel(struct cs_norm a, ck_x x)
+{
+    __shared__ float warps[32];
+    int row = (int)blockIdx.x, n = a.width / a.n_pieces, first = (int)blockIdx.y * n;
+    const float *in = a.in + (int64_t)row * a.ld_in + first;
+    float r = 1.0f, inv_mul = x.v ? 1.0f / x.mul : 1.0f;
+    if (!a.identity) {
+        float ss = 0.0f;
+        for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) ss = __fmaf_rn(in[i], in[i], ss);
+        ss = block_sum(ss, warps);
+        r = 1.0f / sqrtf(ss * (1.0f / (float)n) + a.eps);
+    }
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
+        float y = in[i];
+        if (!a.identity) {
+            y = y * r;
+            if (a.weight) y = y * a.weight[i];
+        }
+        if (a.add_to) {
+            float *to = a.add_to + (int64_t)row * a.ld_add + first + i;
+            float sum = *to + y;
+            *to = a.sum_scale != 0 ? sum * a.sum_scale : sum;
+        }
+        if (a.out) a.out[(int64_t)row * a.ld_out + first + i] = y;
+        if (a.copy) a.copy[(int64_t)row * a.ld_copy + first + i] = y;
+        if (x.v) x_put(x, inv_mul, row, first + i, y);
+    }
+    if (x.v && blockIdx.y == gridDim.y - 1)
+        for (int64_t k = a.width + (int)threadIdx.x; k < x.k_pad; k += blockDim.x) x_put(x, inv_mul, row, k, 0.0f);
+}
+
+extern "C" int cs_norm(const struct cs_norm *a, cudaStream_t st)
+{
+    int n = a->width / a->n_pieces;
+    norm_kernel<<<dim3((unsigned)a->m, (unsigned)a->n_pieces), n >= 1024 ? 512 : 128, 0, st>>>(*a, x_or_none(a->x));
+    return (int)cudaGetLastError();
+}
+
+#define COLUMNS 256
+
+static __global__ void glu_kernel(struct cs_glu a, ck_x x)
+{
+    int row = (int)blockIdx.y;
+    int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
+    float y = 0.0f;
+    if (i < a.width) {
+        y = ck_glu(a.kind, a.gate[(int64_t)row * a.ld_gate + i], a.up[(int64_t)row * a.ld_up + i]);
+        if (a.out) a.out[(int64_t)row * a.ld_out + i] = y;
+    }
+    if (x.v && i < x.k_pad) x_put(x, 1.0f / x.mul, row, i, y);
+}
+
+static unsigned column_blocks(int64_t width, const struct ck_x *x)
+{
+    int64_t n = x && x->k_pad > width ? x->k_pad : width;
+    return (unsigned)((n + COLUMNS - 1) / COLUMNS);
+}
+
+extern "C" int cs_glu(const struct cs_glu *a, cudaStream_t st)
+{
+    glu_kernel<<<dim3(column_blocks(a->width, a->x), (unsigned)a->m), COLUMNS, 0, st>>>(*a, x_or_none(a->x));
+    return (int)cudaGetLastError();
+}
+
+static __global__ void gate_kernel(struct cs_gate a, ck_x x)
+{
+    const float log2e = 1.44269504088896341f;
+    int row = (int)blockIdx.y;
+    int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x, width = (int64_t)a.n_head * a.head_dim;
+    float y = 0.0f;
+    if (i < width) {
+        int64_t h = i / a.head_dim;
+        float g = a.gate[(int64_t)row * a.ld_gate + a.gate_first + h * a.gate_step + i % a.head_dim];
+        y = a.out[(int64_t)row * a.ld_out + i] / (1.0f + ck_exp2(g * -log2e));
+        a.out[(int64_t)row * a.ld_out + i] = y;
+    }
+    if (x.v && i < x.k_pad) x_put(x, 1.0f / x.mul, row, i, y);
+}
+
+extern "C" int cs_gate(const struct cs_gate *a, cudaStream_t st)
+{
+    int64_t width = (int64_t)a->n_head * a->head_dim;
+    gate_kernel<<<dim3(column_blocks(width, a->x), (unsigned)a->m), COLUMNS, 0, st>>>(*a, x_or_none(a->x));
+    return (int)cudaGetLastError();
+}
+
+static __global__ void gather_rows_kernel(const float *in, int64_t ld_in, const int32_t *rows, int32_t width, float *out, int64_t ld_out)
+{
+    const float *from = in + (int64_t)rows[blockIdx.y] * ld_in;
+    int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
+    if (i < width) out[(int64_t)blockIdx.y * ld_out + i] = from[i];
+}
+
+extern "C" int cs_gather_rows(const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out,
+                              int64_t ld_out, cudaStream_t st)
+{
+    gather_rows_kernel<<<dim3(column_blocks(width, NULL), (unsigned)n), COLUMNS, 0, st>>>(in, ld_in, rows, width, out, ld_out);
+    return (int)cudaGetLastError();
+}
+
+static __global__ void finish_kernel(const float *y, int64_t ld_y, int64_t n, float scale, float softcap, float *out, int64_t ld_out, int add)
+{
+    int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
+    if (i >= n) return;
+    float v = y[(int64_t)blockIdx.y * ld_y + i], *to = out + (int64_t)blockIdx.y * ld_out + i;
+    if (scale != 0.0f) v = v * scale;
+    if (softcap != 0.0f) v = softcap * ck_tanh(v / softcap);
+    *to = add ? *to + v : v;
+}
+
+extern "C" int cs_linear_finish(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out,
+                                int64_t ld_out, int add, cudaStream_t st)
+{
+    finish_kernel<<<dim3(column_blocks(n, NULL), (unsigned)m), COLUMNS, 0, st>>>(y, ld_y, n, scale, softcap, out, ld_out, add);
+    return (int)cudaGetLastError();
+}
