@@ -44,6 +44,46 @@ static __device__ __forceinline__ void ck_pdl_launch(void)
 #endif
 }
 
+/* --- bulk copies and barriers in shared memory (sm_90) --- */
+
+static __device__ __forceinline__ uint32_t ck_smem(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+#if __CUDA_ARCH__ >= 900
+static __device__ __forceinline__ void ck_mbar_init(uint32_t bar, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+static __device__ __forceinline__ void ck_mbar_init_done(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+static __device__ __forceinline__ void ck_mbar_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+static __device__ __forceinline__ void ck_mbar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void ck_mbar_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+static __device__ __forceinline__ uint64_t ck_policy_first(void) /* weights pass through the cache once */
+{
+    uint64_t p;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    return p;
+}
+static __device__ __forceinline__ void ck_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar), "l"(policy)
+                 : "memory");
+}
+static __device__ __forceinline__ void ck_bulk_plain(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+#endif
+
 /* d[4] += a (16 x 16, row) * b (16 x 8, col). A pure function of its operands: not volatile, so that chains interleave. */
 static __device__ __forceinline__ void ck_mma_f16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
@@ -199,18 +239,20 @@ static __device__ __forceinline__ float ck_glu(int kind, float g, float u)
 }
 
 /* Rows [n, k_pad of out) become zeros: they have no weights. */
-static __device__ __forceinline__ void ck_glu_store(const struct ck_out &gate, const struct ck_out &up, const struct ck_x &out, int kind, float mul,
-                                                    int row, int token, float g, float u)
+static __device__ __forceinline__ float ck_glu_value(const struct ck_out &gate, const struct ck_out &up, const struct ck_x &out, int kind, float mul,
+                                                     int row, float g, float u)
 {
-    float v = 0;
-    if (row < gate.n) {
-        g = __fmul_rn(g, __fmul_rn(mul, gate.row_scale[row]));
-        u = __fmul_rn(u, __fmul_rn(mul, up.row_scale[row]));
-        if (gate.bias) g = __fadd_rn(g, gate.bias[row]);
-        if (up.bias) u = __fadd_rn(u, up.bias[row]);
-        v = __fmul_rn(ck_glu(kind, g, u), 1.0f / out.mul);
-    }
-    ((__half *)out.v)[ck_x_off(out.layout, out.k_pad, token, row)] = __float2half_rn(v);
+    if (row >= gate.n) return 0.0f;
+    g = __fmul_rn(g, __fmul_rn(mul, gate.row_scale[row]));
+    u = __fmul_rn(u, __fmul_rn(mul, up.row_scale[row]));
+    if (gate.bias) g = __fadd_rn(g, gate.bias[row]);
+    if (up.bias) u = __fadd_rn(u, up.bias[row]);
+    return __fmul_rn(ck_glu(kind, g, u), __fdiv_rn(1.0f, out.mul));
+}
+static __host__ __forceinline__ void ck_fill_out(struct ck_out *o, const struct ck_weight *w, const struct ck_part *p)
+{
+    struct ck_out v = { p->y, p->ld_y, p->bias, w->row_scale, (const uint8_t *)w->tiles, p->scale, p->softcap, (int)w->n, p->add, 0 };
+    *o = v;
 }
 
 /* Launch with or without the programmatic attribute. */

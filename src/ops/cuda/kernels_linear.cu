@@ -4,6 +4,7 @@
  * in order. Tokens are columns, 8 an instruction, NT instructions a block.
  */
 #include "ops/cuda/kernels_dev.cuh"
+#include "ops/cuda/kernels_int.h"
 
 #define WARPS CK_LEAVES
 
@@ -22,94 +23,250 @@ static __device__ __forceinline__ int part_of(const struct linear_args &a, int u
     return p;
 }
 
+/* Codes of one tile against NT x 8 tokens. */
+template <int FMT, int NS, int NT, int RT>
+static __device__ __forceinline__ void tile_product(float acc[RT][NT][4], const ck_lane_tile<FMT, NS> w[RT], const uint4 x[NT][2], int lane)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+            uint32_t f[4];
+            w[r].frag(f, j, lane);
+#pragma unroll
+            for (int q = 0; q < NT; q++) {
+                uint4 v = x[q][j >> 1];
+                ck_mma_f16(acc[r][q], f, j & 1 ? v.z : v.x, j & 1 ? v.w : v.y);
+            }
+        }
+}
+
+/* This lane's part of x for k tile g: two steps in each 16 bytes; zeros beyond the last token. */
+template <int NT> static __device__ __forceinline__ void x_load(uint4 x[NT][2], const __half *at, int64_t k_pad, int n_left, int g)
+{
+#pragma unroll
+    for (int q = 0; q < NT; q++) {
+        const uint4 *src = (const uint4 *)(at + (int64_t)q * 8 * k_pad + g * 64);
+        x[q][0] = q * 8 < n_left ? src[0] : make_uint4(0, 0, 0, 0);
+        x[q][1] = q * 8 < n_left ? src[4] : make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* Leaf sums of a unit, in order, by the threads [i0, n_threads) ...: each takes whole float4s. */
+template <int NT, int RT>
+static __device__ __forceinline__ void sum_leaves(const struct linear_args &a, const float4 (*red)[RT][NT][32], int p, int row_tile, int token0, int q, int l)
+{
+    float4 s[RT];
+#pragma unroll
+    for (int r = 0; r < RT; r++) {
+        s[r] = red[0][r][q][l];
+#pragma unroll
+        for (int k = 1; k < WARPS; k++) {
+            float4 v = red[k][r][q][l];
+            s[r].x = __fadd_rn(s[r].x, v.x);
+            s[r].y = __fadd_rn(s[r].y, v.y);
+            s[r].z = __fadd_rn(s[r].z, v.z);
+            s[r].w = __fadd_rn(s[r].w, v.w);
+        }
+    }
+    int row = row_tile * 16 + (l >> 2), token = token0 + q * 8 + (l & 3) * 2;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        int rr = row + (e >> 1) * 8, tk = token + (e & 1);
+        float v = e == 0 ? s[0].x : e == 1 ? s[0].y : e == 2 ? s[0].z : s[0].w;
+        if (tk >= a.m) continue;
+        if (RT == 1) {
+            if (rr < a.part[p].n) ck_out_store(a.part[p], a.x.mul, rr, tk, v);
+        } else {
+            float u = e == 0 ? s[RT - 1].x : e == 1 ? s[RT - 1].y : e == 2 ? s[RT - 1].z : s[RT - 1].w;
+            ((__half *)a.out.v)[ck_x_off(a.out.layout, a.out.k_pad, tk, rr)] =
+                __float2half_rn(ck_glu_value(a.part[0], a.part[RT - 1], a.out, a.glu, a.x.mul, rr, v, u));
+        }
+    }
+}
+
+/* Tiles of a unit; units beyond n pad a gated output: any rows will do. */
+template <int FMT, int NS>
+static __device__ __forceinline__ const uint8_t *unit_tiles(const struct linear_args &a, int p, int row_tile)
+{
+    return a.part[p].tiles + (int64_t)(row_tile * 16 < a.part[p].n ? row_tile : 0) * a.n_ktile * ck_tile_size<FMT, NS>();
+}
+
+/* Straight loads: before sm_90. */
 template <int FMT, int NS, int NT, int RT>
 static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_constant__ struct linear_args a)
 {
+#if __CUDA_ARCH__ < 900
     constexpr int tile_bytes = ck_tile_size<FMT, NS>();
     __shared__ float4 red[WARPS][RT][NT][32];
-    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, t = lane & 3;
-    const int token0 = (int)blockIdx.y * NT * 8;
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const int token0 = (int)blockIdx.y * NT * 8, n_left = a.m - token0 - (lane >> 2);
     const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
-    ck_pdl_launch();
-    ck_pdl_wait();
+    const __half *xp = (const __half *)a.x.v + (int64_t)(token0 + (lane >> 2)) * a.x.k_pad + (lane & 3) * 8;
     for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x) {
         const uint8_t *tiles[RT];
         int p = RT == 2 ? 0 : part_of(a, unit), row_tile = unit - a.part[p].unit0;
 #pragma unroll
-        for (int r = 0; r < RT; r++) { /* units beyond n pad a gated output: any rows will do */
-            int tr = row_tile * 16 < a.part[p + r].n ? row_tile : 0;
-            tiles[r] = a.part[p + r].tiles + (int64_t)tr * a.n_ktile * tile_bytes;
-        }
+        for (int r = 0; r < RT; r++) tiles[r] = unit_tiles<FMT, NS>(a, p + r, row_tile);
         float acc[RT][NT][4] = {};
         for (int g = first; g < last; g++) {
             ck_lane_tile<FMT, NS> w[RT];
             uint4 x[NT][2];
 #pragma unroll
             for (int r = 0; r < RT; r++) w[r].load(tiles[r] + (int64_t)g * tile_bytes, lane);
-#pragma unroll
-            for (int q = 0; q < NT; q++) {
-                int token = token0 + q * 8 + (lane >> 2);
-                const uint4 *src = (const uint4 *)((const __half *)a.x.v + (int64_t)token * a.x.k_pad + g * 64 + t * 8);
-                x[q][0] = token < a.m ? src[0] : make_uint4(0, 0, 0, 0);
-                x[q][1] = token < a.m ? src[4] : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int r = 0; r < RT; r++) {
-                    uint32_t f[4];
-                    w[r].frag(f, j, lane);
-#pragma unroll
-                    for (int q = 0; q < NT; q++) {
-                        uint4 v = x[q][j >> 1];
-                        ck_mma_f16(acc[r][q], f, j & 1 ? v.z : v.x, j & 1 ? v.w : v.y);
-                    }
-                }
+            x_load<NT>(x, xp, a.x.k_pad, n_left, g);
+            tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
         }
 #pragma unroll
         for (int r = 0; r < RT; r++)
 #pragma unroll
             for (int q = 0; q < NT; q++) red[warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
         __syncthreads();
-        for (int i = (int)threadIdx.x; i < NT * 32; i += WARPS * 32) {
-            int q = i >> 5, l = i & 31;
-            float4 s[RT];
-#pragma unroll
-            for (int r = 0; r < RT; r++) {
-                s[r] = red[0][r][q][l];
-#pragma unroll
-                for (int k = 1; k < WARPS; k++) {
-                    float4 v = red[k][r][q][l];
-                    s[r].x = __fadd_rn(s[r].x, v.x);
-                    s[r].y = __fadd_rn(s[r].y, v.y);
-                    s[r].z = __fadd_rn(s[r].z, v.z);
-                    s[r].w = __fadd_rn(s[r].w, v.w);
-                }
-            }
-            int row = row_tile * 16 + (l >> 2), token = token0 + q * 8 + (l & 3) * 2;
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int rr = row + (e >> 1) * 8, tk = token + (e & 1);
-                float v = e == 0 ? s[0].x : e == 1 ? s[0].y : e == 2 ? s[0].z : s[0].w;
-                if (tk >= a.m) continue;
-                if (RT == 1) {
-                    if (rr < a.part[p].n) ck_out_store(a.part[p], a.x.mul, rr, tk, v);
-                } else {
-                    float u = e == 0 ? s[RT - 1].x : e == 1 ? s[RT - 1].y : e == 2 ? s[RT - 1].z : s[RT - 1].w;
-                    ck_glu_store(a.part[0], a.part[RT - 1], a.out, a.glu, a.x.mul, rr, tk, v, u);
-                }
-            }
-        }
+        if (warp < NT) sum_leaves<NT, RT>(a, red, p, row_tile, token0, warp, lane);
         __syncthreads();
     }
+#endif
+}
+
+/* sm_90: every warp has a ring of its own that bulk copies fill, STAGE tiles of each row tile at a time. The ring runs ahead over units,
+ * and its first copies are under way before the kernel waits for the one before it. Leaf sums of unit i are added by warp i % 8 once
+ * it has finished unit i + 1, so that nobody waits for the slowest. */
+template <int FMT, int NS, int NT, int RT> struct ring {
+    enum {
+        tile = ck_tile_size<FMT, NS>(),
+        stage = 2304 / (RT * tile) > 0 ? 2304 / (RT * tile) : 1,
+        slot = RT * stage * tile,
+        red = WARPS * RT * NT * 512,
+        fit = (112 * 1024 - 2 * red) / (WARPS * slot),
+        depth = fit > 5 ? 5 : fit < 3 ? 3 : fit,
+        bytes = WARPS * depth * slot + 2 * red + 8 * (WARPS * depth + 4)
+    };
+};
+
+template <int FMT, int NS, int NT, int RT>
+static __global__ void __launch_bounds__(WARPS * 32) ring_kernel(const __grid_constant__ struct linear_args a)
+{
+#if __CUDA_ARCH__ >= 900
+    using R = ring<FMT, NS, NT, RT>;
+    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth;
+    extern __shared__ __align__(128) uint8_t smem[];
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    float4(*red)[WARPS][RT][NT][32] = (float4(*)[WARPS][RT][NT][32])(smem + WARPS * D * R::slot);
+    const uint32_t bars = ck_smem(smem + WARPS * D * R::slot + 2 * R::red);
+    const uint32_t full = bars + 8u * (uint32_t)(warp * D), red_full = bars + 8u * WARPS * D, red_empty = red_full + 16;
+    const uint8_t *my = smem + warp * D * R::slot;
+    const int token0 = (int)blockIdx.y * NT * 8, n_left = a.m - token0 - (lane >> 2);
+    const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
+
+    ck_pdl_launch();
+    if (lane == 0)
+        for (int i = 0; i < D; i++) ck_mbar_init(full + 8u * (uint32_t)i, 1);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 2; i++) {
+            ck_mbar_init(red_full + 8u * (uint32_t)i, WARPS);
+            ck_mbar_init(red_empty + 8u * (uint32_t)i, 1);
+        }
+    ck_mbar_init_done();
+    __syncthreads();
+
+    /* What the next copy brings: k tiles from at_g on of unit at_unit. */
+    int at_unit = (int)blockIdx.x, at_g = first;
+    const uint8_t *src[RT];
+    const uint64_t policy = ck_policy_first();
+    auto seek = [&]() {
+        if (at_unit >= a.n_units) return;
+        int p = RT == 2 ? 0 : part_of(a, at_unit);
+#pragma unroll
+        for (int r = 0; r < RT; r++) src[r] = unit_tiles<FMT, NS>(a, p + r, at_unit - a.part[p].unit0) + (int64_t)first * tile;
+    };
+    auto issue = [&](int slot) {
+        if (at_unit >= a.n_units || first == last) return;
+        int n = last - at_g < STAGE ? last - at_g : STAGE;
+        if (lane == 0) {
+            uint32_t bar = full + 8u * (uint32_t)slot;
+            ck_mbar_expect(bar, (uint32_t)(RT * n * tile));
+#pragma unroll
+            for (int r = 0; r < RT; r++) ck_bulk(ck_smem(my + slot * R::slot + r * STAGE * tile), src[r], (uint32_t)(n * tile), bar, policy);
+        }
+#pragma unroll
+        for (int r = 0; r < RT; r++) src[r] += n * tile;
+        at_g += n;
+        if (at_g == last) {
+            at_g = first;
+            at_unit += (int)gridDim.x;
+            seek();
+        }
+    };
+    seek();
+    for (int i = 0; i < D; i++) issue(i);
+    ck_pdl_wait();
+
+    const __half *xp = (const __half *)a.x.v + (int64_t)(token0 + (lane >> 2)) * a.x.k_pad + (lane & 3) * 8;
+    uint4 xn[NT][2];
+    if (first < last) x_load<NT>(xn, xp, a.x.k_pad, n_left, first);
+    int slot = 0, i_unit = 0;
+    uint32_t phase = 0;
+    auto sum_unit = [&](int i) {
+        int unit = (int)blockIdx.x + i * (int)gridDim.x, p = RT == 2 ? 0 : part_of(a, unit);
+        ck_mbar_wait(red_full + 8u * (uint32_t)(i & 1), (uint32_t)(i >> 1) & 1);
+#pragma unroll
+        for (int q = 0; q < NT; q++) sum_leaves<NT, RT>(a, red[i & 1], p, unit - a.part[p].unit0, token0, q, lane);
+        __syncwarp();
+        if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)(i & 1));
+    };
+    for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x, i_unit++) {
+        float acc[RT][NT][4] = {};
+        for (int g = first; g < last; g += STAGE) {
+            const uint8_t *at = my + slot * R::slot;
+            ck_mbar_wait(full + 8u * (uint32_t)slot, phase);
+            auto step = [&](int i) {
+                ck_lane_tile<FMT, NS> w[RT];
+                uint4 x[NT][2];
+#pragma unroll
+                for (int r = 0; r < RT; r++) w[r].load(at + (r * STAGE + i) * tile, lane);
+#pragma unroll
+                for (int q = 0; q < NT; q++) {
+                    x[q][0] = xn[q][0];
+                    x[q][1] = xn[q][1];
+                }
+                x_load<NT>(xn, xp, a.x.k_pad, n_left, g + i + 1 < last ? g + i + 1 : first);
+                tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
+            };
+            if (g + STAGE <= last) {
+#pragma unroll
+                for (int i = 0; i < STAGE; i++) step(i);
+            } else {
+                for (int i = 0; g + i < last; i++) step(i);
+            }
+            __syncwarp();
+            issue(slot);
+            if (++slot == D) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+        int b = i_unit & 1;
+        if (i_unit >= 2) ck_mbar_wait(red_empty + 8u * (uint32_t)b, (uint32_t)((i_unit >> 1) - 1) & 1);
+#pragma unroll
+        for (int r = 0; r < RT; r++)
+#pragma unroll
+            for (int q = 0; q < NT; q++) red[b][warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
+        __syncwarp();
+        if (lane == 0) ck_mbar_arrive(red_full + 8u * (uint32_t)b);
+        if (i_unit >= 1 && (i_unit - 1) % WARPS == warp) sum_unit(i_unit - 1);
+    }
+    if (i_unit > 0 && (i_unit - 1) % WARPS == warp) sum_unit(i_unit - 1);
+#endif
 }
 
 /* --- launch --- */
 
 template <int FMT, int NS, int NT, int RT> static int launch(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
 {
-    int blocks = a.n_units < c->n_sm * 4 ? a.n_units : c->n_sm * 4;
-    return ck_launch(c, linear_kernel<FMT, NS, NT, RT>, dim3((unsigned)blocks, (unsigned)((a.m + NT * 8 - 1) / (NT * 8))), WARPS * 32, 0, st, a);
+    int tokens = (a.m + NT * 8 - 1) / (NT * 8), most = c->major >= 9 ? c->n_sm : c->n_sm * 4;
+    dim3 grid((unsigned)(a.n_units < most ? a.n_units : most), (unsigned)tokens);
+    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT>, grid, WARPS * 32, ring<FMT, NS, NT, RT>::bytes, st, a);
+    return ck_launch(c, linear_kernel<FMT, NS, NT, RT>, grid, WARPS * 32, 0, st, a);
 }
 template <int FMT, int NS, int RT> static int launch_nt(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
 {
@@ -117,15 +274,14 @@ template <int FMT, int NS, int RT> static int launch_nt(const struct ck_ctx *c, 
 }
 template <int RT> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
 {
+    (void)ns;
     if (format == CK_F16) return launch_nt<CK_F16, 1, RT>(c, a, st);
+#ifndef CK_FEW /* a quick build for work on these kernels has two forms only */
     if (format == CK_Q4) return ns == 1 ? launch_nt<CK_Q4, 1, RT>(c, a, st) : launch_nt<CK_Q4, 2, RT>(c, a, st);
     return ns == 1 ? launch_nt<CK_Q8, 1, RT>(c, a, st) : ns == 2 ? launch_nt<CK_Q8, 2, RT>(c, a, st) : launch_nt<CK_Q8, 4, RT>(c, a, st);
-}
-
-static void fill_part(struct ck_out *o, const struct ck_weight *w, float *y, int64_t ld_y, const float *bias, float scale, float softcap, int add)
-{
-    struct ck_out v = { y, ld_y, bias, w->row_scale, (const uint8_t *)w->tiles, scale, softcap, (int)w->n, add, 0 };
-    *o = v;
+#else
+    return launch_nt<CK_Q4, 1, RT>(c, a, st);
+#endif
 }
 
 static int run_parts(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st)
@@ -138,7 +294,7 @@ static int run_parts(const struct ck_ctx *c, const struct ck_x *x, int m, const 
     a.n_ktile = (int)(x->k_pad / 64);
     a.glu = -1;
     for (int i = 0; i < n_parts; i++) {
-        fill_part(&a.part[i], parts[i].w, parts[i].y, parts[i].ld_y, parts[i].bias, parts[i].scale, parts[i].softcap, parts[i].add);
+        ck_fill_out(&a.part[i], parts[i].w, &parts[i]);
         a.part[i].unit0 = a.n_units;
         a.n_units += (int)((parts[i].w->n + 15) / 16);
     }
@@ -153,7 +309,7 @@ extern "C" int ck_linear(const struct ck_ctx *c, const struct ck_x *x, int m, co
             if (parts[i + n].w->format != parts[i].w->format || parts[i + n].w->n_scale != parts[i].w->n_scale) break;
         for (int j = i; j < i + n; j++)
             if (parts[j].w->k != x->k) return (int)cudaErrorInvalidValue;
-        int e = run_parts(c, x, m, parts + i, n, st);
+        int e = x->layout == CK_X_TILES ? ck_gemm(c, x, m, parts + i, n, st) : run_parts(c, x, m, parts + i, n, st);
         if (e) return e;
     }
     return 0;
@@ -165,6 +321,7 @@ extern "C" int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m
     if (m <= 0 || gate->k != x->k || up->k != x->k || gate->n != up->n || out->k != gate->n || gate->format != up->format ||
         gate->n_scale != up->n_scale || kind < 0 || kind > 2 || x->layout != ck_x_layout_for(c, m) || out->layout != x->layout)
         return (int)cudaErrorInvalidValue;
+    if (x->layout == CK_X_TILES) return ck_gemm_glu(c, x, m, gate, up, gate_bias, up_bias, kind, out, st);
     struct linear_args a = {};
     a.x = *x;
     a.out = *out;
@@ -173,7 +330,10 @@ extern "C" int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m
     a.n_ktile = (int)(x->k_pad / 64);
     a.n_units = (int)(out->k_pad / 16); /* rows beyond n make zeros up to k_pad */
     a.glu = kind;
-    fill_part(&a.part[0], gate, NULL, 0, gate_bias, 0, 0, 0);
-    fill_part(&a.part[1], up, NULL, 0, up_bias, 0, 0, 0);
+    struct ck_part g = {}, u = {};
+    g.bias = gate_bias;
+    u.bias = up_bias;
+    ck_fill_out(&a.part[0], gate, &g);
+    ck_fill_out(&a.part[1], up, &u);
     return launch_format<2>(c, gate->format, gate->n_scale, a, st);
 }

@@ -14,6 +14,7 @@ extern "C" int ck_ctx_init(struct ck_ctx *c, int device)
     cudaError_t e = cudaDeviceGetAttribute(&c->n_sm, cudaDevAttrMultiProcessorCount, device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&c->major, cudaDevAttrComputeCapabilityMajor, device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&c->minor, cudaDevAttrComputeCapabilityMinor, device);
+    c->wgmma = c->major == 9 && c->minor == 0;
     return (int)e;
 }
 
