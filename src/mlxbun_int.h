@@ -76,6 +76,9 @@ mb_status mb_prompt_view(const char *model_dir, const char *cache_dir, const str
                          struct prompt_view *out, mb_error *err);
 /* "cpu avx2, 2 threads" for a level (NULL = the best): MB_UNSUPPORTED when this machine has it not. */
 mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err);
+/* "cuda:0 NVIDIA H200, 150 GB", or why there is none. */
+#define MB_GPU_TEXT 544
+void mb_gpu_text(char out[MB_GPU_TEXT]);
 /* Ids of a text with the tokenizer of a model directory, nothing else loaded. special: with what the tokenizer puts around
  * a text. *ids is released with mb_free. */
 mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, bool special, int32_t **ids, int32_t *n,

@@ -49,6 +49,19 @@ mb_status mb_device_text(const char *cpu_level, char out[96], mb_error *err)
     return MB_OK;
 }
 
+void mb_gpu_text(char out[MB_GPU_TEXT])
+{
+    struct device_options opt = { .n_ranks = 1 };
+    struct device *dev;
+    mb_error err = { 0 };
+    if (ops_cuda.device_open(&dev, &opt, &err) != MB_OK) {
+        snprintf(out, MB_GPU_TEXT, "none: %s", err.text);
+        return;
+    }
+    snprintf(out, MB_GPU_TEXT, "%s", ops_cuda.device_describe(dev));
+    ops_cuda.device_close(dev);
+}
+
 mb_status mb_tokenize_dir(const char *model_dir, const char *text, size_t len, bool special, int32_t **ids, int32_t *n,
                           mb_error *err)
 {

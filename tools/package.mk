@@ -18,6 +18,7 @@ install-files:
 	install -m 644 include/mlxbun.h include/mlxbun_status.h $(DESTDIR)$(PREFIX)/include/
 	install -m 755 $(BUILD)/libmlxbun.so $(DESTDIR)$(PREFIX)/lib/libmlxbun.so.0
 	ln -sf libmlxbun.so.0 $(DESTDIR)$(PREFIX)/lib/libmlxbun.so
+	if [ -f $(BUILD)/libmlxbun-cuda.so ]; then install -m 755 $(BUILD)/libmlxbun-cuda.so $(DESTDIR)$(PREFIX)/lib/; fi
 	printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: mlxbun' \
 	    'Description: Local language models from MLX checkpoints' 'Version: $(VERSION)' \
 	    'Libs: -L$${libdir} -lmlxbun' 'Cflags: -I$${includedir}' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/mlxbun.pc
@@ -30,7 +31,8 @@ install-files:
 
 uninstall: ## remove what `make install` has copied
 	rm -f $(DESTDIR)$(PREFIX)/bin/mlx-bun $(DESTDIR)$(PREFIX)/include/mlxbun.h $(DESTDIR)$(PREFIX)/include/mlxbun_status.h \
-	    $(DESTDIR)$(PREFIX)/lib/libmlxbun.so.0 $(DESTDIR)$(PREFIX)/lib/libmlxbun.so $(DESTDIR)$(PREFIX)/lib/pkgconfig/mlxbun.pc \
+	    $(DESTDIR)$(PREFIX)/lib/libmlxbun.so.0 $(DESTDIR)$(PREFIX)/lib/libmlxbun.so $(DESTDIR)$(PREFIX)/lib/libmlxbun-cuda.so \
+	    $(DESTDIR)$(PREFIX)/lib/pkgconfig/mlxbun.pc \
 	    $(MAN)/mlx-bun.1 $(MAN)/mlx-bun-*.1 $(BASH)/mlx-bun $(ZSH)/_mlx-bun $(FISH)/mlx-bun.fish
 	rm -rf $(DESTDIR)$(PREFIX)/share/mlx-bun
 

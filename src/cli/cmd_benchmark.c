@@ -31,6 +31,7 @@ struct bench {
     uint32_t salt;      /* of the next prompt */
     struct buf rows;    /* JSON */
     int32_t n_rows;
+    char device[96];
 };
 
 /* One running request. */
@@ -209,13 +210,15 @@ static mb_status run_cell(struct bench *b, const struct cell *c, mb_error *err)
     mb_engine *e;
     struct figures r;
     MB_TRY(open_cell(b, c, &e, err));
+    snprintf(b->device, sizeof b->device, "%s", mb_engine_loaded(e)->device);
     int32_t room = mb_engine_loaded(e)->max_context_in_pool, need = b->n_prompt + b->n_tokens;
     mb_status st = need <= room ? MB_OK
                                 : mb_fail(err, MB_INVALID, "--prompt-tokens %d and --tokens %d are more than the %d tokens that "
                                           "one request can use here", (int)b->n_prompt, (int)b->n_tokens, (int)room);
     if (st == MB_OK) st = measure(b, e, 1, &r, err);
     if (st == MB_OK) add_row(b, c, 1, &r);
-    if (st == MB_OK && r.decode_tok_s > 0) keep_rate(b, c, &r);
+    bool on_gpu = strncmp(b->device, "cuda", 4) == 0; /* `fit` predicts for the CPU */
+    if (st == MB_OK && r.decode_tok_s > 0 && !on_gpu) keep_rate(b, c, &r);
     if (st == MB_OK && c->batch > 1) st = measure(b, e, c->batch, &r, err);
     if (st == MB_OK && c->batch > 1) add_row(b, c, c->batch, &r);
     mb_engine_close(e);
@@ -244,14 +247,14 @@ static mb_status run_speed(struct bench *b, int32_t batch, mb_error *err)
     return run_cell(b, &c, err);
 }
 
-static mb_status print_json(const struct bench *b, const char *device, mb_error *err)
+static mb_status print_json(const struct bench *b, mb_error *err)
 {
     struct buf out;
     buf_init(&out, 0);
     buf_printf(&out, "{\"version\":\"%s\",\"model\":", mb_version());
     json_write_string(&out, b->path, strlen(b->path));
     buf_append_str(&out, ",\"device\":");
-    json_write_string(&out, device, strlen(device));
+    json_write_string(&out, b->device, strlen(b->device));
     buf_printf(&out, ",\"rounds\":%d,\"rows\":[", (int)b->n_rounds);
     buf_append(&out, b->rows.data, b->rows.len);
     buf_append_str(&out, "]}\n");
@@ -263,20 +266,19 @@ static mb_status print_json(const struct bench *b, const char *device, mb_error 
 
 mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
 {
-    char path[MODEL_PATH_MAX], device[96];
+    char path[MODEL_PATH_MAX];
     struct bench b = { .f = f, .path = path, .n_prompt = (int32_t)f->prompt_tokens.i, .n_tokens = (int32_t)f->tokens.i,
                        .n_rounds = (int32_t)f->repeat.i };
     bool features = strcmp(f->run.s, "features") == 0;
     (void)exit_status;
     MB_TRY(model_find(f, n_pos > 0 ? pos[0] : NULL, true, path, err));
-    MB_TRY(mb_device_text(f->cpu_level.given ? f->cpu_level.s : NULL, device, err));
     buf_init(&b.rows, 1 << 20);
     if (!f->json.b)
         printf("%s\n  prompt %d tokens, then %d; median of %d\n  tier kv  requests    prompt          first token  generation\n",
                path, (int)b.n_prompt, (int)b.n_tokens, (int)b.n_rounds);
     int32_t batch = f->batch.given ? (int32_t)f->batch.i : features ? 8 : 1;
     mb_status st = features ? run_features(&b, batch, err) : run_speed(&b, batch, err);
-    if (st == MB_OK && f->json.b) st = print_json(&b, device, err);
+    if (st == MB_OK && f->json.b) st = print_json(&b, err);
     buf_free(&b.rows);
     return st;
 }

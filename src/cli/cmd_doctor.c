@@ -22,7 +22,7 @@ static mb_status estimate(const struct flags *f, const char *path, struct engine
 /* --- text --- */
 static void print_machine(void)
 {
-    char text[96], size[32];
+    char text[96], size[32], gpu[MB_GPU_TEXT];
     mb_error err;
     printf("mlx-bun %s\n\ncpu levels (--cpu-level; every level gives the same bits)\n", mb_version());
     for (int i = 0; i < N_LEVELS; i++) {
@@ -30,6 +30,8 @@ static void print_machine(void)
         printf("  %-9s %s\n", levels[i], has ? "available" : "not on this machine");
     }
     if (mb_device_text(NULL, text, &err) == MB_OK) printf("chosen      %s\n", text);
+    mb_gpu_text(gpu);
+    printf("gpu         %s\n", gpu);
     printf("memory      %s may be used (least of free memory, cgroup and address space limits)\n",
            model_size_text(engine_memory_available(), size));
 }
@@ -52,7 +54,7 @@ static void print_estimate(const char *path, const struct engine_loaded *l)
 /* --- JSON --- */
 static void append_machine(struct buf *b)
 {
-    char text[96];
+    char text[96], gpu[MB_GPU_TEXT];
     mb_error err;
     buf_append_str(b, "{\"version\":");
     json_write_string(b, mb_version(), strlen(mb_version()));
@@ -62,6 +64,9 @@ static void append_machine(struct buf *b)
     buf_append_str(b, "],\"device\":");
     if (mb_device_text(NULL, text, &err) != MB_OK) text[0] = '\0';
     json_write_string(b, text, strlen(text));
+    mb_gpu_text(gpu);
+    buf_append_str(b, ",\"gpu\":");
+    json_write_string(b, gpu, strlen(gpu));
     buf_printf(b, ",\"threads\":%d,\"memory_available_bytes\":%zu", threads_default_count(), engine_memory_available());
 }
 
@@ -101,11 +106,9 @@ static mb_status print_plan(const struct flags *f, const char *path, mb_error *e
     mb_options opt;
     struct mb_open_extra x;
     struct engine_load load;
-    char text[96];
     MB_TRY(model_options(f, &opt, &x, err));
     MB_TRY(mb_options_to_load(path, &opt, &load, err));
-    MB_TRY(mb_device_text(load.cpu_level, text, err));
-    printf("plan of %s on %s\n", path, text);
+    printf("plan of %s on %s\n", path, load.device);
     return engine_plan_describe(&load, print_line, NULL, err);
 }
 

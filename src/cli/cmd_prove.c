@@ -177,6 +177,10 @@ static mb_status lines_levels(struct report *r, mb_error *err)
         /* Portable is slow: its second half may take the prompt's pages from its first, which the same kernels have written. */
         struct prove_setup s = { .cpu_level = levels[i], .prompt_cache = i == 0 };
         snprintf(axis, sizeof axis, "cpu level %s", levels[i]);
+        if (strncmp(r->p.flags->device.s, "cuda", 4) == 0) {
+            line_skip(r, axis, "a GPU computes; the CPU is a device class of its own");
+            continue;
+        }
         if (mb_device_text(levels[i], text, err) != MB_OK) {
             line_skip(r, axis, "not on this machine");
             continue;

@@ -10,6 +10,7 @@
 #define CHUNK 64
 
 struct side {
+    const struct ops *ops;
     struct device *dev;
     struct model *model;
     struct direct *run;
@@ -21,17 +22,18 @@ static void side_close(struct side *s)
 {
     direct_close(s->run);
     model_close(s->model);
-    if (s->dev) ops_cpu.device_close(s->dev);
+    if (s->dev) s->ops->device_close(s->dev);
     mb_free(s->logits);
     mb_free(s->draws);
 }
 
-static mb_status side_open(struct side *s, const char *dir, enum fidelity_tier tier, int kv_format,
+static mb_status side_open(struct side *s, const char *device, const char *dir, enum fidelity_tier tier, int kv_format,
                            const struct fidelity_options *opt, int32_t n_tokens, mb_error *err)
 {
     struct device_options dopt = { .n_threads = opt->n_threads, .cpu_level = opt->cpu_level, .n_ranks = 1 };
-    MB_TRY(ops_cpu.device_open(&s->dev, &dopt, err));
-    struct model_options mopt = { .ops = &ops_cpu, .device = s->dev, .tier = tier, .kv_format = kv_format,
+    MB_TRY(ops_parse(device, &s->ops, &dopt.ordinal, err));
+    MB_TRY(s->ops->device_open(&s->dev, &dopt, err));
+    struct model_options mopt = { .ops = s->ops, .device = s->dev, .tier = tier, .kv_format = kv_format,
                                   .n_rows_max = 1, .m_max = CHUNK };
     MB_TRY(model_open(&s->model, dir, &mopt, err));
     MB_TRY(direct_open(&s->run, s->model, n_tokens, err));
@@ -107,8 +109,8 @@ mb_status fidelity_measure(const char *model_dir, const int32_t *ids, int32_t n_
     if (n_sequences < 1 || n_tokens < 1) return mb_fail(err, MB_INVALID, "no token ids to measure on");
     t.kl = mb_calloc((size_t)n_sequences * (size_t)n_tokens, sizeof *t.kl);
     mb_status st = t.kl ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
-    if (st == MB_OK) st = side_open(&ref, opt->reference_dir ? opt->reference_dir : model_dir, TIER_F32, KV_F32, opt, n_tokens, err);
-    if (st == MB_OK) st = side_open(&got, model_dir, opt->tier, opt->kv_format, opt, n_tokens, err);
+    if (st == MB_OK) st = side_open(&ref, NULL, opt->reference_dir ? opt->reference_dir : model_dir, TIER_F32, KV_F32, opt, n_tokens, err);
+    if (st == MB_OK) st = side_open(&got, opt->device, model_dir, opt->tier, opt->kv_format, opt, n_tokens, err);
     if (st == MB_OK && model_plan_get(ref.model)->n_vocab != model_plan_get(got.model)->n_vocab)
         st = mb_fail(err, MB_INVALID, "the two models have %d and %d tokens: they cannot be compared",
                      (int)model_plan_get(ref.model)->n_vocab, (int)model_plan_get(got.model)->n_vocab);

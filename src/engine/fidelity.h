@@ -8,6 +8,7 @@
 #include "model/model.h"
 
 struct fidelity_options {
+    const char *device;        /* of the measured side; NULL = "cpu". The reference is always computed on the CPU */
     const char *cpu_level;     /* NULL = highest */
     int n_threads;             /* 0 = all */
     const char *reference_dir; /* another model of the same vocabulary under TIER_F32; NULL: the same one */

@@ -1,6 +1,6 @@
 /* test_adapters.c: adapters in the engine: alone, in mixed batches, in chunks, from the prefix cache, with more threads: the
  * same ids and log-probabilities, bit for bit; neighbours' adapters change nothing; caches never mix (B-092). Embedding
- * jobs likewise.
+ * jobs likewise. MLX_BUN_TEST_DEVICE=cuda runs all of it on a GPU.
  */
 #include "unit/engine_rig.h"
 
@@ -32,7 +32,7 @@ static void open_engine(struct rig *r, const char *model, int32_t batch, int32_t
     struct engine_loaded info;
     mb_error err = { 0 };
     rig_init(r);
-    struct engine_load load = { .dir = model, .kv_format = -1, .n_threads = n_threads,
+    struct engine_load load = { .dir = model, .device = getenv("MLX_BUN_TEST_DEVICE"), .kv_format = -1, .n_threads = n_threads,
                                 .engine = { .batch = batch, .queue_max = 32, .prompt_cache_bytes = cache, .prefill_chunk = chunk } };
     if (engine_load(&r->engine, &load, &info, &err) != MB_OK) fail_msg("%s", err.text);
 }

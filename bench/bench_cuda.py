@@ -1,0 +1,144 @@
+"""bench_cuda.py: tokens per second on a GPU, with random checkpoints of real shapes made on the spot.
+
+    bench/bench_cuda.py [--mlx-bun build/mlx-bun] [--device cuda] [--shapes 1b,8b] [--batches 1,8,32] [--out FILE]
+
+Prints a table (prompt and generation rates, the part of the device's read bandwidth that decoding one request uses, against the
+bars of docs/cuda.md) and writes FILE, by default bench/results/cuda-latest.json. Bandwidth is measured in the same run when
+torch is there. Needs numpy. The weights are random: speed does not depend on them, text does.
+"""
+import argparse
+import datetime
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+# hidden, intermediate, heads, key heads, head size, layers, vocabulary
+SHAPES = {"135m": (576, 1536, 9, 3, 64, 30, 49152), "1b": (2048, 8192, 32, 8, 64, 16, 128256), "8b": (4096, 14336, 32, 8, 128, 32, 128256)}
+GROUP = 64
+BARS = {("8b", 1): 600, ("8b", 8): 4000, ("8b", 32): 10000, ("8b", "prefill"): 30000, ("135m", 1): 1500}
+
+
+def tensors(shape, rng):
+    """(name, dtype, dims, bytes); all matrices of one size share their bytes."""
+    d, ff, heads, kv, head, layers, vocab = shape
+    made = {}
+
+    def matrix(name, n, k):
+        if (n, k) not in made:
+            scale = np.full((n, k // GROUP), 0.6 / np.sqrt(k) / 4.6, np.float32)
+            scale *= rng.uniform(0.5, 1.5, scale.shape).astype(np.float32)
+            half = [(v.view(np.uint32) >> 16).astype(np.uint16).tobytes() for v in (scale, -7.5 * scale)]
+            made[n, k] = (rng.integers(0, 2**32, n * k // 8, np.uint32).tobytes(), *half)
+        w, s, b = made[n, k]
+        yield f"{name}.weight", "U32", [n, k // 8], w
+        yield f"{name}.scales", "BF16", [n, k // GROUP], s
+        yield f"{name}.biases", "BF16", [n, k // GROUP], b
+
+    def norm(name):
+        yield f"{name}.weight", "BF16", [d], np.full(d, 0x3F80, np.uint16).tobytes()
+
+    yield from matrix("model.embed_tokens", vocab, d)
+    for i in range(layers):
+        m = f"model.layers.{i}"
+        yield from norm(f"{m}.input_layernorm")
+        for part, n, k in (("q", heads * head, d), ("k", kv * head, d), ("v", kv * head, d), ("o", d, heads * head)):
+            yield from matrix(f"{m}.self_attn.{part}_proj", n, k)
+        yield from norm(f"{m}.post_attention_layernorm")
+        for part, n, k in (("gate", ff, d), ("up", ff, d), ("down", d, ff)):
+            yield from matrix(f"{m}.mlp.{part}_proj", n, k)
+    yield from norm("model.norm")
+    yield from matrix("lm_head", vocab, d)
+
+
+def write_checkpoint(shape, folder):
+    """Returns the bytes that a decoded token reads: everything but the embedding."""
+    d, ff, heads, kv, head, layers, vocab = shape
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": d, "intermediate_size": ff, "head_dim": head,
+              "num_attention_heads": heads, "num_key_value_heads": kv, "num_hidden_layers": layers, "vocab_size": vocab,
+              "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 16384, "tie_word_embeddings": False,
+              "bos_token_id": 1, "eos_token_id": 2, "quantization": {"group_size": GROUP, "bits": 4, "mode": "affine"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "tests/golden/tiny/llama" / name, folder)
+    all_tensors = list(tensors(shape, np.random.default_rng(7)))
+    header, at, read = {}, 0, 0
+    for name, dtype, dims, data in all_tensors:
+        header[name] = {"dtype": dtype, "shape": dims, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+        read += 0 if "embed" in name else len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(folder / "model.safetensors", "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for *_, data in all_tensors:
+            f.write(data)
+    return read
+
+
+def read_bandwidth():
+    """Bytes a second of a long sum over device memory; None without torch."""
+    try:
+        import torch
+        x = torch.ones(1 << 30, device="cuda")
+        x.sum()
+        best = 1e9
+        for _ in range(10):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            x.sum()
+            b.record()
+            torch.cuda.synchronize()
+            best = min(best, a.elapsed_time(b) / 1e3)
+        return x.numel() * 4 / best
+    except Exception:
+        return None
+
+
+def run(args, folder, batch, prompt):
+    command = [args.mlx_bun, "benchmark", str(folder), "--device", args.device, "--prompt-tokens", str(prompt), "--tokens", str(args.tokens),
+               "--repeat", "2", "--batch", str(batch), "--context-limit", "4096", "--json"]
+    p = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+    if p.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\n{p.stderr}")
+    return json.loads(p.stdout)
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("--mlx-bun", default=str(ROOT / "build/mlx-bun"))
+    a.add_argument("--device", default="cuda")
+    a.add_argument("--shapes", default="1b,8b")
+    a.add_argument("--batches", default="1,8,32")
+    a.add_argument("--tokens", type=int, default=128)
+    a.add_argument("--timeout", type=int, default=300)
+    a.add_argument("--commit", default="")
+    a.add_argument("--out", default=str(ROOT / "bench/results/cuda-latest.json"))
+    args = a.parse_args()
+    commit = args.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    bandwidth = read_bandwidth()
+    result = {"date": datetime.date.today().isoformat(), "commit": commit, "read_bytes_s": bandwidth, "rows": []}
+    for name in args.shapes.split(","):
+        with tempfile.TemporaryDirectory() as d:
+            read = write_checkpoint(SHAPES[name], Path(d))
+            for batch in (int(b) for b in args.batches.split(",")):
+                got = run(args, d, batch, 512)
+                result["device"] = got["device"]
+                row = got["rows"][-1]
+                row.update(shape=name, batch=batch, weight_bytes=read)
+                if bandwidth and batch == 1:
+                    row["of_read_bandwidth"] = round(row["decode_tok_s"] * read / bandwidth, 3)
+                for key, rate in ((batch, "decode_tok_s"), ("prefill" if batch == 1 else None, "prefill_tok_s")):
+                    if (name, key) in BARS and rate in row:
+                        row[f"bar_{rate}"] = BARS[name, key]
+                        row[f"pass_{rate}"] = row[rate] >= BARS[name, key]
+                result["rows"].append(row)
+                print(name, "batch", batch, json.dumps(row), flush=True)
+                Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+
+
+main()
