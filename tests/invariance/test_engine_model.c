@@ -2,14 +2,13 @@
  * the prefix cache, preempted, forked: the same ids and log-probabilities, bit for bit (design.md section 1; B-094).
  * gemma3 has windows of a few dozen tokens, so hits in mid page and pages that leave the window are met; in gemma4 the last
  * layers read pages that earlier layers wrote, of either kind (MOD-011, MOD-016, MOD-017); qwen3_5 and qwen3_next have recurrent
- * layers, whose hits end where a state was kept (MOD-026, MOD-028). MLX_BUN_TEST_DEVICE=cuda runs the dense ones on a GPU. */
+ * layers, whose hits end where a state was kept (MOD-026, MOD-028). MLX_BUN_TEST_DEVICE=cuda runs all of it on a GPU. */
 #include "unit/engine_rig.h"
 
 #include "engine/open.h"
 
-static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2", "gemma4", "qwen3_moe", "gemma4-moe", "qwen3_5", "qwen3_next" };
-enum { N_DENSE = 5, PROMPT = 150, DRAWN = 40 };
-#define N_MODELS (getenv("MLX_BUN_TEST_DEVICE") ? (int)N_DENSE : (int)(sizeof models / sizeof models[0]))
+static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2", "qwen3_moe", "gemma4", "gemma4-moe", "qwen3_5", "qwen3_next" };
+enum { N_MODELS = sizeof models / sizeof models[0], PROMPT = 150, DRAWN = 40 };
 
 struct setup {
     int32_t batch, prefill_chunk, n_context;

@@ -49,6 +49,7 @@ size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_ba
     o->table_of = take(&off, ints);
     o->draw_token = take(&off, ints);
     o->stack = take(&off, (size_t)m_cap * PLAN_MAX_STACK * sizeof(void *));
+    o->rows = take(&off, (size_t)c->n_rows_max * sizeof(struct cs_row));
     o->small = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     o->large = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     for (int i = 0; i < c->n_ropes; i++) o->rope[i] = take(&off, (size_t)m_cap * (size_t)c->ropes[i].n_rot * sizeof(float));
@@ -93,6 +94,23 @@ static mb_status fill_pages(struct compiled *c, const struct row *r, mb_error *e
         }
     }
     b->n_pages += n;
+    return MB_OK;
+}
+
+/* Recurrent layers go on where their state is, and only from a state that will be kept. All kinds of state share a page id
+ * each; the device gets that of the only kind there is. */
+static mb_status fill_state(struct compiled *c, int32_t i_row, const struct row *r, mb_error *err)
+{
+    struct cs_row *to = (struct cs_row *)(void *)(c->batch_host + c->batch.at.rows) + i_row;
+    *to = (struct cs_row){ .token0 = c->batch.m, .n = r->n, .i_first = r->i_first, .state_page = -1 };
+    if (c->state_kind < 0) return MB_OK;
+    const struct kv_table *t = &r->seq->kind[c->state_kind];
+    if (r->commit != COMMIT_YES)
+        return mb_fail(err, MB_UNSUPPORTED, "rows that may be taken back are not in this version for recurrent layers");
+    if (r->seq->i_state != r->i_first || r->seq->n_replay != 0)
+        return mb_fail(err, MB_INTERNAL, "a row begins at index %d, its recurrent state is at %d", r->i_first, r->seq->i_state);
+    if (t->n_page < 1 || t->page[0] < 0) return mb_fail(err, MB_INTERNAL, "a row has no page for its recurrent state");
+    to->state_page = t->page[0];
     return MB_OK;
 }
 
@@ -174,6 +192,7 @@ mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_
     for (int32_t i = 0; i < n_rows; i++) {
         const struct row *r = &rows[i];
         b->row_first[i] = b->m;
+        MB_TRY(fill_state(c, i, r, err));
         MB_TRY(fill_row(c, r, err));
         if (r->n != 1 || r->n_embeds > 0 || r->n_adapters > 0 || r->hidden_out || r->draw == DRAW_NONE) b->plain = false;
         results[i].status = MB_OK;

@@ -7,8 +7,6 @@
 #include "base/mem.h"
 #include "ops/cuda/cuda_int.h"
 
-#define GLU_INPUT_MUL 16.0f /* act(gate) * up is stored over this: range 1e6 */
-
 /* --- what does not run here --- */
 
 static mb_status refuse(const struct plan_step *s, const char *what, mb_error *err)
@@ -23,10 +21,24 @@ static int n_inputs_written(const struct plan_step *s)
     return n;
 }
 
+/* An expert must be whole tiles of its stacks, and gate and up of one form. */
+static bool experts_run(const struct plan_step *s)
+{
+    const struct cuda_weight *gate = s->u.experts.gate->impl, *up = s->u.experts.up->impl;
+    return s->u.experts.width % 16 == 0 && s->u.experts.gate->k % 16 == 0 && gate->w.format == up->w.format &&
+           gate->w.n_scale == up->w.n_scale;
+}
+
+/* A head's state must fit a block's shared memory everywhere. */
+static bool delta_runs(const struct plan_step *s)
+{
+    return s->u.delta.dim_k <= 128 && s->u.delta.dim_v <= 128;
+}
+
 static mb_status check_step(const struct plan_step *s, mb_error *err)
 {
-    if (s->op == STEP_DELTA) return refuse(s, "gated delta nets do", err);
-    if (s->op == STEP_ROUTE || s->op == STEP_EXPERTS) return refuse(s, "mixtures of experts do", err);
+    if (s->op == STEP_DELTA && !delta_runs(s)) return refuse(s, "gated delta nets with heads of more than 128 values do", err);
+    if (s->op == STEP_EXPERTS && !experts_run(s)) return refuse(s, "experts whose matrices do not end with a tile of 16 rows do", err);
     if (s->op == STEP_ATTEND && !s->u.attend.causal) return refuse(s, "attention that is not causal does", err);
     if (n_inputs_written(s) > 1) return refuse(s, "a step with several forms of linear input does", err);
     return MB_OK;
@@ -34,6 +46,10 @@ static mb_status check_step(const struct plan_step *s, mb_error *err)
 
 static mb_status check_plan(const struct plan *p, mb_error *err)
 {
+    int n_state = 0;
+    for (int32_t k = 0; k < p->n_kinds; k++) n_state += p->kinds[k].type == KIND_STATE;
+    if (n_state > 1)
+        return mb_fail_at(err, MB_UNSUPPORTED, "device", "%d kinds of recurrent state do not run on a GPU in this version; use --device cpu", n_state);
     if (p->tier == TIER_F32)
         return mb_fail_at(err, MB_UNSUPPORTED, "tier", "the f32 tier is computed on the CPU alone: use --device cpu, or --tier l1");
     for (int32_t i = 0; i < p->n_steps; i++) MB_TRY(check_step(&p->steps[i], err));
@@ -69,6 +85,14 @@ static mb_status note_step(struct compiled *c, const struct plan_step *s, mb_err
     return MB_OK;
 }
 
+static void note_experts(struct cuda_moe *moe, const struct plan_step *s)
+{
+    if (s->u.experts.n_expert > moe->n_expert) moe->n_expert = s->u.experts.n_expert;
+    if (s->u.experts.top_k > moe->top_k) moe->top_k = s->u.experts.top_k;
+    if (s->u.experts.width > moe->width) moe->width = s->u.experts.width;
+    if (s->u.experts.gate->k > moe->d) moe->d = s->u.experts.gate->k;
+}
+
 static void note_attention(struct compiled *c, const struct plan_step *s, int *n_head, int *d_max)
 {
     int n = s->u.attend.n_head, n_kv = s->u.attend.n_head_kv;
@@ -89,9 +113,13 @@ static mb_status describe_plan(struct compiled *c, struct device *d, const struc
     c->n_pages_max = (size_t)c->n_rows_max * (size_t)((p->n_context + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS + 1);
     c->ctx = d->ctx;
     c->i_draws = c->i_final_norm = p->n_steps;
+    c->state_kind = -1;
+    for (int32_t k = 0; k < p->n_kinds; k++)
+        if (p->kinds[k].type == KIND_STATE) c->state_kind = (int)k;
     for (int32_t i = 0; i < p->n_steps; i++) {
         MB_TRY(note_step(c, &p->steps[i], err));
         if (p->steps[i].op == STEP_ATTEND) note_attention(c, &p->steps[i], &n_head, &d_max);
+        if (p->steps[i].op == STEP_EXPERTS) note_experts(&c->moe, &p->steps[i]);
         if (p->steps[i].op == STEP_DRAWS) c->i_draws = i;
     }
     for (int32_t i = p->n_steps - 1; i > c->i_draws; i--)
@@ -118,6 +146,7 @@ static void lay_out_buffer(struct compiled *c, int i, uint8_t *base, size_t *off
 {
     const struct plan_buf *b = &c->plan->bufs[i];
     int64_t rows = rows_max(c->plan, b);
+    if (b->type == BUF_ACT && b->n_slots > 0) return; /* moe.c has its own, an expert at a time */
     if (b->type == BUF_ACT) {
         c->inputs[i] = (struct ck_x){ .v = take(base, off, c->dev->lib->x_bytes((int)rows, b->width)), .k = b->width,
                                       .k_pad = (b->width + 63) / 64 * 64, .mul = 1.0f };
@@ -147,13 +176,25 @@ static size_t batch_bytes(const struct compiled *c)
     return small > large ? small : large;
 }
 
+static void lay_out_moe(struct compiled *c, uint8_t *base, size_t *off)
+{
+    struct cuda_moe *moe = &c->moe;
+    size_t m = moe->n_expert > 0 ? (size_t)c->plan->m_max : 0;
+    if (m == 0) return;
+    moe->slot_dev = (int32_t *)(void *)take(base, off, m * (size_t)moe->top_k * sizeof(int32_t));
+    moe->x = take(base, off, c->dev->lib->x_bytes((int)m, moe->d));
+    moe->hidden = take(base, off, c->dev->lib->x_bytes((int)m, moe->width));
+    moe->y = (float *)(void *)take(base, off, m * (size_t)moe->d * sizeof(float));
+    moe->acc = (float *)(void *)take(base, off, m * (size_t)moe->d * sizeof(float));
+}
+
 static size_t lay_out(struct compiled *c, uint8_t *base)
 {
     const struct plan *p = c->plan;
     size_t off = 0, rows = (size_t)(p->m_max > p->n_draw_max ? p->m_max : p->n_draw_max);
     for (int i = 0; i < p->n_bufs; i++) lay_out_buffer(c, i, base, &off);
     for (int32_t i = 0; i < p->n_steps; i++)
-        if (p->steps[i].op == STEP_GLU && p->steps[i].outs[0] >= 0) c->inputs[p->steps[i].outs[0]].mul = GLU_INPUT_MUL;
+        if (p->steps[i].op == STEP_GLU && p->steps[i].outs[0] >= 0) c->inputs[p->steps[i].outs[0]].mul = CUDA_GLU_MUL;
     c->batch_dev = take(base, &off, batch_bytes(c));
     c->ctx.work = take(base, &off, c->ctx.work_bytes);
     c->sample_scratch = take(base, &off, c->dev->lib->sample_scratch_bytes(p->n_vocab, p->n_draw_max));
@@ -162,6 +203,7 @@ static size_t lay_out(struct compiled *c, uint8_t *base)
     c->hidden = (float *)(void *)take(base, &off, (size_t)p->d_model * sizeof(float));
     c->lora_u = (float *)(void *)take(base, &off, rows * PLAN_MAX_STACK * (size_t)p->max_lora_rank * sizeof(float));
     c->linear_tmp = (float *)(void *)take(base, &off, linear_tmp_floats(p) * sizeof(float));
+    lay_out_moe(c, base, &off);
     c->constant_block = take(base, &off, cuda_constants_bytes(c));
     return off;
 }
@@ -197,6 +239,19 @@ static mb_status alloc_host(struct compiled *c, mb_error *err)
     return c->host_scratch && c->batch.row_first && c->batch.draws ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory for the batch");
 }
 
+/* A route row is padded as its buffer is. */
+static mb_status alloc_moe(struct compiled *c, mb_error *err)
+{
+    const struct cuda_library *lib = c->dev->lib;
+    size_t m = (size_t)c->plan->m_max, row = ((size_t)c->moe.top_k * 2 + 3) / 4 * 4;
+    if (c->moe.n_expert == 0) return MB_OK;
+    int code = lib->alloc_host((void **)&c->moe.route, m * row * sizeof(float));
+    if (code == 0) code = lib->alloc_host((void **)&c->moe.slot, m * (size_t)c->moe.top_k * sizeof(int32_t));
+    MB_TRY(cuda_check(c->dev, code, "pinned host memory", err));
+    c->moe.first = mb_calloc((size_t)c->moe.n_expert + 2, sizeof(int32_t));
+    return c->moe.first ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory for the lists of experts");
+}
+
 static mb_status alloc_device(struct compiled *c, mb_error *err)
 {
     const struct cuda_library *lib = c->dev->lib;
@@ -221,11 +276,12 @@ mb_status cuda_compile(struct device *d, const struct plan *p, const struct comp
     mb_status st = describe_plan(c, d, p, opt, err);
     if (st == MB_OK) st = alloc_device(c, err);
     if (st == MB_OK) st = alloc_host(c, err);
+    if (st == MB_OK) st = alloc_moe(c, err);
     if (st != MB_OK) {
         cuda_compiled_free(c);
         return st;
     }
-    c->use_graphs = true;
+    c->use_graphs = c->moe.n_expert == 0;
     *out = c;
     return MB_OK;
 }
@@ -238,12 +294,13 @@ void cuda_compiled_free(struct compiled *c)
     lib->stream_wait(c->dev->stream);
     cuda_graphs_free(c);
     if (c->block) lib->free(c->block);
-    void *pinned[] = { c->batch_host, c->jobs, c->outs, c->host_logits };
+    void *pinned[] = { c->batch_host, c->jobs, c->outs, c->host_logits, c->moe.route, c->moe.slot };
     for (size_t i = 0; i < sizeof pinned / sizeof pinned[0]; i++)
         if (pinned[i]) lib->free_host(pinned[i]);
     mb_free(c->host_scratch);
     mb_free(c->batch.row_first);
     mb_free(c->batch.draws);
+    mb_free(c->moe.first);
     mb_free(c->constants);
     mb_free(c->mirror);
     mb_free(c);

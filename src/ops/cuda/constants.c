@@ -19,6 +19,19 @@ static void vectors_of(const struct compiled *c, const struct plan_step *s, stru
         out[CONST_K_NORM] = (struct vector){ s->u.rope_kv.k_norm, s->u.rope_kv.head_dim };
     } else if (s->op == STEP_ATTEND) {
         out[CONST_SINKS] = (struct vector){ s->u.attend.sinks, s->u.attend.n_head };
+    } else if (s->op == STEP_ROUTE) {
+        out[CONST_SCALES] = (struct vector){ s->u.route.expert_scale, s->u.route.n_expert };
+    } else if (s->op == STEP_EXPERTS) {
+        int64_t n = s->u.experts.n_expert, d = s->u.experts.gate->k;
+        out[CONST_GATE_BIAS] = (struct vector){ s->u.experts.gate_bias, n * s->u.experts.width };
+        out[CONST_UP_BIAS] = (struct vector){ s->u.experts.up_bias, n * s->u.experts.width };
+        out[CONST_DOWN_BIAS] = (struct vector){ s->u.experts.down_bias, n * d };
+    } else if (s->op == STEP_DELTA) {
+        int64_t n_channels = 2 * (int64_t)s->u.delta.n_head_k * s->u.delta.dim_k + (int64_t)s->u.delta.n_head_v * s->u.delta.dim_v;
+        out[CONST_CONV] = (struct vector){ s->u.delta.conv, s->u.delta.n_conv * n_channels };
+        out[CONST_DECAY] = (struct vector){ s->u.delta.decay, s->u.delta.n_head_v };
+        out[CONST_DT_BIAS] = (struct vector){ s->u.delta.dt_bias, s->u.delta.n_head_v };
+        out[CONST_DELTA_NORM] = (struct vector){ s->u.delta.norm, s->u.delta.dim_v };
     } else if (s->op == STEP_LINEAR) {
         for (int j = 0; j < s->u.linear.n_parts; j++)
             out[CONST_BIAS + j] = (struct vector){ s->u.linear.part[j].bias, s->u.linear.part[j].w->n };

@@ -24,6 +24,7 @@
 #define CUDA_ROPES 8            /* different rope tables */
 #define CUDA_HOST_DRAWS 16      /* logits of so many positions are on the host at once */
 #define CUDA_ADAPTERS 32        /* adapters kept on the device */
+#define CUDA_GLU_MUL 16.0f      /* act(gate) * up is stored over this: range 1e6 */
 #define CUDA_SPLIT_STEPS 24     /* graphs are kept for contexts of 2^i splits */
 
 struct cuda_chunk;
@@ -63,7 +64,7 @@ struct cuda_draw_pos {
 
 /* A place in the block that travels to the device: the same offset on both sides. */
 struct cuda_batch_offsets {
-    size_t id, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, small, large, rope[CUDA_ROPES];
+    size_t id, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, rows, small, large, rope[CUDA_ROPES];
     size_t end;                 /* of all these */
     size_t pages;               /* [n_kinds][n_pages_max] */
 };
@@ -88,6 +89,18 @@ struct cuda_rope_table {
     int32_t n_rot;
 };
 
+/* Mixtures of experts (moe.c): which tokens of the batch go to which expert, of the layer at hand. */
+struct cuda_moe {
+    int32_t n_expert, top_k;    /* the most of any layer; 0: the plan has no experts */
+    int64_t width, d;           /* likewise, of the linear inputs below */
+    float *route;               /* pinned [m_max][2 * top_k] what the router chose */
+    int32_t *slot;              /* pinned [m_max * top_k] i * top_k + j, by expert, then by token */
+    int32_t *slot_dev;
+    int32_t *first;             /* [n_expert + 1] slots of an expert */
+    void *x, *hidden;           /* rows of one expert as linear inputs: of gate and up, of down */
+    float *y, *acc;             /* [m_max][d] */
+};
+
 struct cuda_graph {
     void *graph;                /* NULL: not captured */
     int32_t uses;
@@ -102,6 +115,7 @@ struct compiled {
     struct ck_ctx ctx;          /* the device's, with this plan's work area */
     struct cuda_rope_table ropes[CUDA_ROPES];
     int32_t n_ropes;
+    int state_kind;             /* the kind with recurrent state, -1 = none */
     int32_t windows[CUDA_WINDOWS];
     int32_t n_windows;
     float *bufs[PLAN_MAX_BUFS];  /* BUF_F32: device floats */
@@ -127,6 +141,7 @@ struct compiled {
     float *mirror;               /* buffer(): host copy of a buffer; grown on demand */
     size_t mirror_bytes;
     struct cuda_batch batch;
+    struct cuda_moe moe;
     int32_t i_draws, i_final_norm;
     bool use_graphs;
     struct cuda_graph graphs[CUDA_SMALL + 1][CUDA_SPLIT_STEPS];
@@ -135,7 +150,10 @@ struct compiled {
 };
 
 /* Vectors of a step that live on the host in the plan and on the device here. */
-enum cuda_constant { CONST_NORM = 0, CONST_Q_NORM = 0, CONST_K_NORM = 1, CONST_SINKS = 0, CONST_BIAS = 0, CUDA_CONSTANTS = PLAN_MAX_PARTS };
+enum cuda_constant {
+    CONST_NORM = 0, CONST_Q_NORM = 0, CONST_K_NORM = 1, CONST_SINKS = 0, CONST_BIAS = 0, CONST_SCALES = 0, CONST_GATE_BIAS = 0,
+    CONST_UP_BIAS = 1, CONST_DOWN_BIAS = 2, CONST_CONV = 0, CONST_DECAY = 1, CONST_DT_BIAS = 2, CONST_DELTA_NORM = 3, CUDA_CONSTANTS = PLAN_MAX_PARTS
+};
 
 /* load.c: MB_UNSUPPORTED says where it was looked for and what to do. */
 mb_status cuda_library_get(const struct cuda_library **out, mb_error *err);
@@ -185,6 +203,11 @@ mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_
 /* lora.c: adapters of the batch: uploads those that are not on the device, fills the tokens' stacks. */
 mb_status cuda_adapters_fill(struct compiled *c, const void **stack, mb_error *err);
 void cuda_adapters_free(struct device *d);
+/* moe.c: steps route and experts; the second waits for the first, so that plans with experts never run as graphs. */
+int cuda_run_route(struct compiled *c, const struct plan_step *s);
+int cuda_run_experts(struct compiled *c, const struct plan_step *s);
+/* A linear input in the layout that its rows now want; NULL for none (run.c). */
+const struct ck_x *cuda_input_of(struct compiled *c, buf_id b);
 /* sample.c */
 void cuda_job_fill(const struct sample_pos *pos, int32_t n_vocab, struct cuda_draw_job *out);
 /* Draws of the open block, once the device's are on their way: waits. logits: device, ld floats a row. */

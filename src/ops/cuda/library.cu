@@ -140,11 +140,17 @@ static struct cuda_library table()
     t.gather_rows = cs_gather_rows;
     t.lora_apply = cs_lora_apply;
     t.linear_finish = cs_linear_finish;
+    t.delta = cs_delta;
+    t.route = cs_route;
+    t.gather_input = cs_gather_input;
+    t.expert_add = cs_expert_add;
+    t.experts_finish = cs_experts_finish;
     t.sample_scratch_bytes = cs_sample_scratch_bytes;
     t.sample = cs_sample;
     t.ctx_init = ck_ctx_init;
     t.work_bytes = ck_work_bytes;
     t.weight_bytes = ck_weight_bytes;
+    t.tile_bytes = ck_tile_bytes;
     t.weight_place = ck_weight_place;
     t.pack = ck_pack;
     t.gather = ck_gather;

@@ -53,6 +53,13 @@ struct cuda_library {
     int (*lora_apply)(const struct cs_lora *a, cudaStream_t st);
     int (*linear_finish)(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out,
                          int64_t ld_out, int add, cudaStream_t st);
+    int (*delta)(const struct cs_delta *a, cudaStream_t st);
+    int (*route)(const struct cs_route *a, cudaStream_t st);
+    int (*gather_input)(const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
+    int (*expert_add)(const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
+                      int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
+    int (*experts_finish)(float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
+                          const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
     size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);
     int (*sample)(const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
                   struct cuda_draw_out *outs, void *scratch, cudaStream_t st);
@@ -60,6 +67,7 @@ struct cuda_library {
     int (*ctx_init)(struct ck_ctx *c, int device);
     size_t (*work_bytes)(const struct ck_ctx *c, int m_max, int n_head, int d_max, int n_context);
     size_t (*weight_bytes)(struct ck_weight *w, int bits, int group, int force_q8, int64_t n, int64_t k);
+    int64_t (*tile_bytes)(const struct ck_weight *w);
     void (*weight_place)(struct ck_weight *w, void *block);
     int (*pack)(const struct ck_ctx *c, const struct ck_weight *w, int bits, int group, int dt, const void *src, const void *scales,
                 const void *biases, int64_t row0, int64_t n_rows, int64_t row_step, int64_t row_off, cudaStream_t st);

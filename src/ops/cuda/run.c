@@ -33,7 +33,7 @@ static int64_t head_off(const struct compiled *c, int i_kind, int i_in_kind)
 }
 
 /* A linear input, in the layout that its rows now want; NULL for none. */
-static const struct ck_x *input_of(struct compiled *c, buf_id b)
+const struct ck_x *cuda_input_of(struct compiled *c, buf_id b)
 {
     if (b < 0) return NULL;
     c->inputs[b].layout = c->dev->lib->x_layout_for(&c->ctx, rows_of(c, b));
@@ -71,7 +71,7 @@ static int run_norm(struct compiled *c, const struct plan_step *s)
     struct cs_norm a = { .in = c->bufs[s->in], .ld_in = c->ld[s->in], .m = rows_of(c, s->in), .width = c->plan->bufs[s->in].width,
                          .n_pieces = s->u.norm.n_pieces > 1 ? s->u.norm.n_pieces : 1, .weight = cuda_constant(c, s, CONST_NORM),
                          .eps = s->u.norm.eps, .identity = s->u.norm.identity, .sum_scale = s->u.norm.sum_scale,
-                         .x = input_of(c, s->outs[0]) };
+                         .x = cuda_input_of(c, s->outs[0]) };
     if (s->post_add) {
         a.add_to = c->bufs[s->add_to];
         a.ld_add = c->ld[s->add_to];
@@ -111,7 +111,7 @@ static int run_part_lora(struct compiled *c, const struct plan_step *s, int j)
                          .m = rows_of(c, s->in), .rank_max = c->plan->max_lora_rank, .x = c->bufs[copy], .ld_x = c->ld[copy],
                          .k = w->k, .n = w->n, .u = c->lora_u, .y = c->linear_tmp, .ld_y = w->n };
     if (per_draw) a.token_of = (const int32_t *)batch_at(c, c->batch.at.draw_token) + c->batch.draw0;
-    int code = lib->linear(&c->ctx, input_of(c, s->in), a.m, &part, 1, c->dev->stream);
+    int code = lib->linear(&c->ctx, cuda_input_of(c, s->in), a.m, &part, 1, c->dev->stream);
     if (code == 0) code = lib->lora_apply(&a, c->dev->stream);
     if (code != 0) return code;
     return lib->linear_finish(c->linear_tmp, w->n, a.m, w->n, s->u.linear.part[j].scale, s->u.linear.part[j].softcap,
@@ -132,7 +132,7 @@ static int run_linear(struct compiled *c, const struct plan_step *s)
         parts[n].softcap = s->u.linear.part[j].softcap;
         parts[n++].add = s->u.linear.part[j].add;
     }
-    if (n > 0 && code == 0) code = c->dev->lib->linear(&c->ctx, input_of(c, s->in), rows_of(c, s->in), parts, n, c->dev->stream);
+    if (n > 0 && code == 0) code = c->dev->lib->linear(&c->ctx, cuda_input_of(c, s->in), rows_of(c, s->in), parts, n, c->dev->stream);
     return code;
 }
 
@@ -174,7 +174,7 @@ static int run_gate(struct compiled *c, const struct plan_step *s, const struct 
 static int run_attend(struct compiled *c, const struct plan_step *s)
 {
     const struct cuda_batch *b = &c->batch;
-    const struct ck_x *x = input_of(c, s->outs[0]);
+    const struct ck_x *x = cuda_input_of(c, s->outs[0]);
     bool gated = s->u.attend.gate >= 0;
     int kind = s->u.attend.i_kind;
     struct ck_attend a = { .q = c->bufs[s->in], .ld_q = c->ld[s->in], .q_step = s->u.attend.head_dim, .out = c->bufs[s->out],
@@ -190,12 +190,36 @@ static int run_attend(struct compiled *c, const struct plan_step *s)
     return code == 0 && gated ? run_gate(c, s, x) : code;
 }
 
+static struct cs_delta_part delta_part(const struct compiled *c, const struct delta_part *p)
+{
+    return (struct cs_delta_part){ .v = c->bufs[p->buf] + p->first, .ld = c->ld[p->buf], .step = p->step };
+}
+
+static int run_delta(struct compiled *c, const struct plan_step *s)
+{
+    const struct kv_kind *k = &c->plan->kinds[s->u.delta.i_kind];
+    const struct ck_x *x = cuda_input_of(c, s->outs[0]);
+    struct cs_delta a = { .q = delta_part(c, &s->u.delta.q), .k = delta_part(c, &s->u.delta.k), .x = delta_part(c, &s->u.delta.v),
+                          .z = delta_part(c, &s->u.delta.z), .b = delta_part(c, &s->u.delta.b), .a = delta_part(c, &s->u.delta.a),
+                          .conv = cuda_constant(c, s, CONST_CONV), .decay = cuda_constant(c, s, CONST_DECAY),
+                          .dt_bias = cuda_constant(c, s, CONST_DT_BIAS), .norm = cuda_constant(c, s, CONST_DELTA_NORM),
+                          .norm_eps = s->u.delta.norm_eps, .qk_eps = (float)(1e-6 / (double)s->u.delta.dim_k),
+                          .n_head_k = s->u.delta.n_head_k, .n_head_v = s->u.delta.n_head_v, .dim_k = s->u.delta.dim_k,
+                          .dim_v = s->u.delta.dim_v, .n_conv = s->u.delta.n_conv, .n_rows = c->batch.n_rows,
+                          .rows = batch_at(c, c->batch.at.rows), .pool = c->dev->kv,
+                          .state_off = (int64_t)((size_t)s->u.delta.i_in_kind * k->head_bytes), .out = c->bufs[s->out],
+                          .ld_out = c->ld[s->out] };
+    int code = c->dev->lib->delta(&a, c->dev->stream);
+    if (code != 0 || !x) return code;
+    return c->dev->lib->x_write(&c->ctx, a.out, a.ld_out, c->batch.m, x, c->dev->stream);
+}
+
 static int run_glu(struct compiled *c, const struct plan_step *s)
 {
     buf_id copy = copy_of(c, s->outs[0]), out = s->out >= 0 ? s->out : copy;
     struct cs_glu a = { .gate = c->bufs[s->in], .ld_gate = c->ld[s->in], .up = c->bufs[s->u.glu.up] + s->u.glu.up_first,
                         .ld_up = c->ld[s->u.glu.up], .m = rows_of(c, s->in), .width = s->u.glu.width, .kind = (int32_t)s->u.glu.kind,
-                        .x = input_of(c, s->outs[0]) };
+                        .x = cuda_input_of(c, s->outs[0]) };
     if (out >= 0) {
         a.out = c->bufs[out];
         a.ld_out = c->ld[out];
@@ -222,8 +246,8 @@ static bool glu_fuses(const struct compiled *c, const struct plan_step *s, const
 static int run_linear_glu(struct compiled *c, const struct plan_step *s, const struct plan_step *glu)
 {
     const struct cuda_weight *gate = s->u.linear.part[0].w->impl, *up = s->u.linear.part[1].w->impl;
-    return c->dev->lib->linear_glu(&c->ctx, input_of(c, s->in), rows_of(c, s->in), &gate->w, &up->w, cuda_constant(c, s, CONST_BIAS),
-                                   cuda_constant(c, s, CONST_BIAS + 1), (int)glu->u.glu.kind, input_of(c, glu->outs[0]), c->dev->stream);
+    return c->dev->lib->linear_glu(&c->ctx, cuda_input_of(c, s->in), rows_of(c, s->in), &gate->w, &up->w, cuda_constant(c, s, CONST_BIAS),
+                                   cuda_constant(c, s, CONST_BIAS + 1), (int)glu->u.glu.kind, cuda_input_of(c, glu->outs[0]), c->dev->stream);
 }
 
 static int run_draws(struct compiled *c, const struct plan_step *s)
@@ -258,7 +282,9 @@ static int run_step(struct compiled *c, const struct plan_step *s, const struct 
     case STEP_GLU: return run_glu(c, s);
     case STEP_DRAWS: return run_draws(c, s);
     case STEP_SAMPLE: return run_sample(c, s);
-    case STEP_DELTA: case STEP_ROUTE: case STEP_EXPERTS: break; /* compile refuses them */
+    case STEP_ROUTE: return cuda_run_route(c, s);
+    case STEP_EXPERTS: return cuda_run_experts(c, s);
+    case STEP_DELTA: return run_delta(c, s);
     }
     return -1;
 }

@@ -104,6 +104,48 @@ int cs_lora_apply(const struct cs_lora *a, cudaStream_t st);
 int cs_linear_finish(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out, int64_t ld_out,
                      int add, cudaStream_t st);
 
+/* --- gated delta nets: plan.h's STEP_DELTA over the rows of the batch (docs/numerics.md, section 4a) --- */
+
+struct cs_row {                 /* a row of the batch */
+    int32_t token0, n, i_first, state_page;
+};
+struct cs_delta_part {          /* key head h begins at v + h * step */
+    const float *v;
+    int64_t ld, step;
+};
+struct cs_delta {
+    struct cs_delta_part q, k, x, z, b, a; /* x: v of the plan */
+    const float *conv, *decay, *dt_bias, *norm;
+    float norm_eps, qk_eps;
+    int32_t n_head_k, n_head_v, dim_k, dim_v, n_conv, n_rows;
+    const struct cs_row *rows;
+    void *pool;                 /* page p at p * 4096 bytes */
+    int64_t state_off;          /* bytes from a page's beginning to this layer's state: [n_head_v][dim_k][dim_v], tail */
+    float *out;                 /* [m][n_head_v * dim_v] */
+    int64_t ld_out;
+};
+int cs_delta(const struct cs_delta *a, cudaStream_t st);
+
+/* --- mixtures of experts --- */
+
+/* Router logits (overwritten) of m tokens -> out: [top_k] ids rising, [top_k] weights; plan.h's STEP_ROUTE. */
+struct cs_route {
+    float *in, *out;
+    int64_t ld_in, ld_out;
+    int32_t m, n_expert, top_k, softmax_chosen, normalise;
+    const float *expert_scale;  /* [n_expert] or NULL */
+};
+int cs_route(const struct cs_route *a, cudaStream_t st);
+
+/* Rows slots[i] / per of a linear input, one after the other; host structs, each with its own layout. */
+int cs_gather_input(const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
+/* acc[slot / top_k] += weight of the slot * y[i], i < n; no two slots of one token. */
+int cs_expert_add(const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
+                  int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
+/* acc += shared / (1 + exp(-gate)) (shared NULL: none), then out = acc or out += acc. */
+int cs_experts_finish(float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
+                      const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
+
 /* --- draws --- */
 
 #define CUDA_MAX_HIDDEN 8

@@ -93,9 +93,6 @@ static mb_status plan_weight(struct device *d, const struct weight_source *src, 
     const char *name = src->name ? src->name : "?";
     bool plain = src->spec.mode != QUANT_AFFINE;
     if (cpu_pack_plan(&p, &as_cpu, err) != MB_OK) return mb_error_prefix(err, "tensor %s", name);
-    if (src->n_slices > 0)
-        return mb_fail_at(err, MB_UNSUPPORTED, "device", "tensor %s: mixtures of experts do not run on a GPU in this version; use --device cpu",
-                          name);
     d->lib->device_use(d->ordinal);
     *bytes = d->lib->weight_bytes(w, plain ? 0 : src->spec.bits, plain ? 64 : src->spec.group_size, src->spec.group_size == 16, src->n,
                                   src->k);
@@ -159,9 +156,9 @@ static void fp_share(void *ctx, int i_thread, int n_threads)
             j->out[r * j->src.k + k] = f32_to_bf16(cpu_fp_value(&j->src, (j->row0 + r) * step, k));
 }
 
-/* Rows [row0, row0 + n) through the area: codes, then scales, then biases. */
+/* Rows [row0, row0 + n) of the source, which are rows at .. of the weight, through the area: codes, then scales, then biases. */
 static int pack_piece(struct device *d, const struct weight_source *s, const struct piece_plan *p, const struct ck_weight *w,
-                      const uint16_t *converted, int64_t row0, int64_t n)
+                      const uint16_t *converted, int64_t row0, int64_t n, int64_t at)
 {
     const struct cuda_library *lib = d->lib;
     int64_t step = converted ? 1 : s->row_step > 0 ? s->row_step : 1;
@@ -174,12 +171,13 @@ static int pack_piece(struct device *d, const struct weight_source *s, const str
     if (code == 0 && p->scale_bytes)
         code = lib->copy(biases, (const uint8_t *)s->biases + first * p->scale_bytes, span * p->scale_bytes, d->stream);
     if (code == 0)
-        code = lib->pack(&d->ctx, w, p->bits, p->group, p->dt, codes, p->scale_bytes ? scales : NULL, p->scale_bytes ? biases : NULL, row0,
-                         n, step, 0, d->stream);
+        code = lib->pack(&d->ctx, w, p->bits, p->group, p->dt, codes, p->scale_bytes ? scales : NULL, p->scale_bytes ? biases : NULL, at, n,
+                         step, 0, d->stream);
     return code != 0 ? code : lib->stream_wait(d->stream);
 }
 
-static mb_status pack_all(struct device *d, const struct weight_source *s, const struct ck_weight *w, mb_error *err)
+/* All rows of s, a matrix or a slice of one, to rows first .. of the weight. */
+static mb_status pack_rows(struct device *d, const struct weight_source *s, const struct ck_weight *w, int64_t first, mb_error *err)
 {
     struct piece_plan p = plan_pieces(s);
     int64_t step = s->row_step > 0 && !is_fp_format(s) ? s->row_step : 1;
@@ -196,10 +194,24 @@ static mb_status pack_all(struct device *d, const struct weight_source *s, const
         j.row0 = at;
         j.n_rows = n;
         if (j.out) pool_run(d->pool, fp_share, &j);
-        st = cuda_check(d, pack_piece(d, s, &p, w, j.out, at, n), s->name, err);
+        st = cuda_check(d, pack_piece(d, s, &p, w, j.out, at, n, first + at), s->name, err);
     }
     mb_free(j.out);
     return st;
+}
+
+static mb_status pack_all(struct device *d, const struct weight_source *s, const struct ck_weight *w, mb_error *err)
+{
+    if (s->n_slices == 0) return pack_rows(d, s, w, 0, err);
+    for (int32_t i = 0; i < s->n_slices; i++) {
+        struct weight_source slice = *s;
+        slice.n = s->n / s->n_slices;
+        slice.w = s->slices[i].w;
+        slice.scales = s->slices[i].scales;
+        slice.biases = s->slices[i].biases;
+        MB_TRY(pack_rows(d, &slice, w, i * slice.n, err));
+    }
+    return MB_OK;
 }
 
 mb_status cuda_weight_pack(struct device *d, const struct weight_source *src, struct weight *out, mb_error *err)
