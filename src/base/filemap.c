@@ -13,7 +13,6 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/fault.h"
@@ -218,20 +217,21 @@ mb_status file_write_replace(const char *path, const void *data, size_t len, mb_
 
 /* --- temporary files of others --- */
 
-#define TEMP_YOUNG_S 10 /* between its making and its claim */
-
-void file_temp_claim(int fd)
+int file_temp_open(const char *temp)
 {
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) { /* a file system without locks: its age protects it */ }
+    struct stat st;
+    for (;;) { /* locked before anybody could take it for an orphan */
+        int fd = open(temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (fd < 0 || flock(fd, LOCK_EX) != 0 || fstat(fd, &st) != 0 || st.st_nlink > 0) return fd;
+        close(fd);
+    }
 }
 
 static void sweep_one(const char *path)
 {
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0) return;
-    bool old = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && time(NULL) - st.st_mtime > TEMP_YOUNG_S;
-    if (old && flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path);
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path);
     close(fd);
 }
 

@@ -180,6 +180,13 @@ static void test_the_file_is_made_once_and_again_when_it_must(void **state)
     once(8, "half a file");
     assert_int_equal(truncate(file, 0), 0);
     once(8, "an empty file");
+    char orphan[sizeof file + 32];
+    snprintf(orphan, sizeof orphan, "%s.tmp.12345", file);
+    int fd = open(orphan, O_WRONLY | O_CREAT, 0644);
+    assert_true(fd >= 0 && close(fd) == 0);
+    once(8, "beside what an end by force has left");
+    assert_int_equal(n_files(), 2); /* nothing had to be made */
+    once(9, "made again");
     assert_int_equal(stat_of(file).st_size, first.st_size);
     assert_int_equal(n_files(), 1);
 }

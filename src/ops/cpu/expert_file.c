@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -174,11 +175,8 @@ static mb_status begin(struct expert_file *f, mb_error *err)
     if (!f->temp) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     snprintf(f->temp, n, "%s.tmp.%ld", f->path, (long)getpid());
     file_temps_sweep(f->path);
-    f->fd = open(f->temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (f->fd >= 0) {
-        file_temp_claim(f->fd);
-        return MB_OK;
-    }
+    f->fd = file_temp_open(f->temp);
+    if (f->fd >= 0) return MB_OK;
     mb_status st = mb_fail_errno(err, "making", f->temp);
     mb_free(f->temp);
     f->temp = NULL;
@@ -287,6 +285,7 @@ mb_status expert_file_finish(struct expert_file *f, mb_error *err)
     if (rename(f->temp, f->path) != 0) return mb_fail_errno(err, "renaming to", f->path);
     mb_free(f->temp);
     f->temp = NULL;
+    flock(f->fd, LOCK_UN);
     posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED);
     open_direct(f);
     f->made = true;

@@ -162,8 +162,9 @@ void packed_finish(struct packed_cache *c)
     if (n < 0 || (size_t)n >= sizeof temp) return;
     uint64_t size_bytes = lay_out(c);
     file_temps_sweep(c->path);
-    FILE *f = fopen(temp, "wbe");
-    if (f) file_temp_claim(fileno(f));
+    int fd = file_temp_open(temp);
+    FILE *f = fd >= 0 ? fdopen(fd, "wb") : NULL;
+    if (fd >= 0 && !f) close(fd);
     bool ok = f && write_all(c, f, size_bytes);
     if (f && fclose(f) != 0) ok = false;
     if (ok && rename(temp, c->path) == 0) return; /* readers of the old file keep it */
