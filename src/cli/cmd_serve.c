@@ -101,6 +101,22 @@ static void url_of(const struct flags *f, const struct server *s, char out[256])
     else snprintf(out, 256, "http://%s%s%s:%d", v6 ? "[" : "", h, v6 ? "]" : "", server_port(s));
 }
 
+/* --- near the ceiling (ENG-134, REG-130) --- */
+
+/* Weights that leave little for KV pages: said, with the command that allows more. What may be used is --memory-budget, or 90 % of what
+ * was free at the start (engine/open.c). */
+static void warn_near_ceiling(const struct flags *f, const char *path, const struct engine_loaded *l)
+{
+    char a[32], b[32];
+    bool given = f->memory_budget.given;
+    double usable = (double)l->usable_bytes, wanted = given ? (double)l->weight_bytes / 0.75 : usable / 0.9 * 0.97;
+    if ((double)l->weight_bytes <= 0.8 * usable) return;
+    cli_warn("the weights (%s) are %.0f %% of the memory that may be used (%s, %s), which leaves little for KV pages: %smlx-bun serve %s "
+             "--memory-budget %.3g%s", model_size_text(l->weight_bytes, a), 100 * (double)l->weight_bytes / usable,
+             model_size_text(l->usable_bytes, b), given ? "--memory-budget" : "90 % of what is free", given ? "" : "free memory, or ", path,
+             wanted / 1e9, given ? "" : " takes nearly all of it");
+}
+
 /* --- the ready card --- */
 static void print_memory(const struct engine_loaded *l)
 {
@@ -208,6 +224,7 @@ mb_status serve_run(const struct flags *f, const char *positional, const char *o
     static struct lock in_use; /* until the process ends: gc and rm leave the snapshot alone */
     get_use(&in_use, path);
     MB_TRY(load(f, path, &e, err));
+    warn_near_ceiling(f, path, mb_engine_loaded(e));
     struct serve_fit *fit = serve_fit_open(f, path, e);
     struct library *library = open_library(f, path, fit);
     mb_status st = serve(f, owner, e, path, library, fit, err);

@@ -1,5 +1,8 @@
 """GET /fit: what the served model takes, here and elsewhere, with the numbers of `mlx-bun fit` and of the ready card."""
 import json
+import math
+import re
+import shutil
 
 import pytest
 
@@ -64,3 +67,44 @@ def test_fit_needs_the_key(tmp_path):
         assert s.get("/fit").status_code == 401
         assert s.get("/fit", headers={"authorization": "Bearer k"}).status_code == 200
         assert s.post("/fit", {}).status_code in (401, 405)
+
+
+def heavy_model(where):
+    """Weights of 300 MB (a hole: zeros), and little else: many thin layers, one small KV head, a small vocabulary."""
+    c = json.loads((LLAMA / "config.json").read_text())
+    c = {k: v for k, v in c.items() if not k.startswith("quantization")} | {
+        "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 160, "num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 16,
+        "torch_dtype": "bfloat16"}
+    shapes = {"model.embed_tokens": (512, 256), "model.norm": (256,)}
+    for i in range(160):
+        rows = {"self_attn.q_proj": (256, 256), "self_attn.k_proj": (16, 256), "self_attn.v_proj": (16, 256), "self_attn.o_proj": (256, 256),
+                "mlp.gate_proj": (1024, 256), "mlp.up_proj": (1024, 256), "mlp.down_proj": (256, 1024), "input_layernorm": (256,),
+                "post_attention_layernorm": (256,)}
+        shapes |= {f"model.layers.{i}.{k}": v for k, v in rows.items()}
+    tensors, at = {}, 0
+    for name, shape in shapes.items():
+        n = 2 * math.prod(shape)
+        tensors[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    shutil.copytree(LLAMA, where, ignore=shutil.ignore_patterns("*.safetensors*"))
+    (where / "config.json").write_text(json.dumps(c))
+    header = json.dumps(tensors).encode()
+    with open(where / "model.safetensors", "wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header)
+        f.truncate(8 + len(header) + at)
+    return where
+
+
+def test_weights_near_the_ceiling(tmp_path):
+    """ENG-134 REG-130: weights above 80 % of what may be used: one warning at the start with the command that allows more; that command
+    is quiet."""
+    model, small = heavy_model(tmp_path / "heavy"), ["--threads", "1", "--batch", "1", "--prefill-chunk", "16", "--cache-dir", tmp_path]
+    fit = json.loads(run("fit", model, *small, "--ctx", "512", "--json", "--memory-budget", "10").stdout)["report"]
+    budget = fit["weights_bytes"] / 0.82 / 1e9
+    assert fit["total_bytes"] < budget * 1e9
+    with Server(*small, "--memory-budget", budget, model=model) as s:
+        warning = [line for line in s.stderr().splitlines() if "which leaves little for KV pages" in line]
+        assert len(warning) == 1 and "82 % of the memory that may be used" in warning[0]
+        command = re.search(rf"mlx-bun serve {re.escape(str(model))} --memory-budget (\S+)", warning[0])
+    with Server(*small, "--memory-budget", command[1], model=model) as s:
+        assert "KV pages" not in s.stderr()
