@@ -144,6 +144,7 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
     if (x) opt.hlg = x->hlg;
     if (x) opt.no_grammar = x->no_grammar;
     if (x) opt.grammar_jump = x->grammar_jump;
+    if (x) opt.fill = x->fill;
     return gen_engine_open(&e->gen, engine, &opt, &info, err);
 }
 

@@ -24,6 +24,7 @@ struct mb_open_extra {
     enum given_bool thinking;
     bool no_grammar;              /* MLX_BUN_GRAMMAR=0 */
     bool grammar_jump;            /* MLX_BUN_GRAMMAR_JUMP=1 */
+    struct gen_fill_options fill; /* MLX_BUN_FILL ... */
     uint64_t kv_budget_bytes;
     int32_t ring_events;
     int64_t client_timeout_ms;

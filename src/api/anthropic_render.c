@@ -30,6 +30,7 @@ struct anthropic_render {
     bool stopped;                 /* by it */
     enum gen_finish finish;
     int32_t n_prompt, n_cached, n_completion;
+    struct gen_fill_counts fill;
 };
 
 static void render_close(void *ctx)
@@ -67,8 +68,10 @@ static void put_str(struct buf *out, const struct buf *b)
 static void put_usage(const struct anthropic_render *w, struct buf *out)
 {
     buf_printf(out, "{\"input_tokens\": %d, \"cache_creation_input_tokens\": 0, \"cache_read_input_tokens\": %d, "
-                    "\"output_tokens\": %d, \"lane\": \"%s\"}",
+                    "\"output_tokens\": %d, \"lane\": \"%s\"",
                (int)(w->n_prompt - w->n_cached), (int)w->n_cached, (int)w->n_completion, api_lane(w->client));
+    api_put_fill(out, &w->fill);
+    buf_append_char(out, '}');
 }
 
 static void put_stop(const struct anthropic_render *w, struct buf *out)
@@ -241,6 +244,7 @@ static void on_end(struct anthropic_render *w, const struct gen_event *ev, struc
     w->ended = true;
     w->finish = w->warm_up ? GEN_FINISH_LENGTH : ev->u.end.finish;
     w->n_completion = w->warm_up ? 0 : ev->u.end.n_completion;
+    w->fill = ev->u.end.fill;
     w->stopped = ev->u.end.stop != NULL && !w->warm_up && w->finish == GEN_FINISH_STOP;
     if (w->stopped) buf_append_str(&w->stop, ev->u.end.stop);
 }

@@ -44,4 +44,8 @@ void api_make_id(char *out, size_t size, const char *prefix);
 /* "serial" or "batched" (API-331). */
 const char *api_lane(const struct engine_client *client);
 
+/* usage.fill (API-180, API-333): counts of all choices, appended behind other members; nothing when it is switched off. */
+void api_add_fill(struct gen_fill_counts *sum, const struct gen_fill_counts *c);
+void api_put_fill(struct buf *out, const struct gen_fill_counts *c);
+
 #endif

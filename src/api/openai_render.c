@@ -25,6 +25,7 @@ struct openai_render {
     char id[48];
     int64_t created;
     int32_t n_prompt, n_cached, n_completion, n_reasoning;
+    struct gen_fill_counts fill;
     struct buf head;          /* ..."created": N, "model": "x" : the same in every chunk */
     struct choice *choices;   /* [n_choices] */
 };
@@ -85,9 +86,11 @@ static void put_usage(struct openai_render *w, struct buf *out)
     buf_printf(out,
                "{\"prompt_tokens\": %d, \"completion_tokens\": %d, \"total_tokens\": %d, "
                "\"prompt_tokens_details\": {\"cached_tokens\": %d}, "
-               "\"completion_tokens_details\": {\"reasoning_tokens\": %d}, \"lane\": \"%s\"}",
+               "\"completion_tokens_details\": {\"reasoning_tokens\": %d}, \"lane\": \"%s\"",
                (int)w->n_prompt, (int)w->n_completion, (int)(w->n_prompt + w->n_completion), (int)w->n_cached,
                (int)w->n_reasoning, api_lane(w->client));
+    api_put_fill(out, &w->fill);
+    buf_append_char(out, '}');
 }
 
 static const char *finish_name(enum gen_finish f)
@@ -237,6 +240,7 @@ static void on_end(struct openai_render *w, const struct gen_event *ev)
     w->n_ended++;
     w->n_completion += ev->u.end.n_completion;
     w->n_reasoning += ev->u.end.n_reasoning;
+    api_add_fill(&w->fill, &ev->u.end.fill);
 }
 
 static mb_status render_event(void *ctx, const struct gen_event *ev, struct buf *out, mb_error *err)

@@ -125,6 +125,22 @@ void api_make_id(char *out, size_t size, const char *prefix)
     for (size_t i = 0; i < sizeof raw && n + 2 < size; i++, n += 2) snprintf(out + n, 3, "%02x", raw[i]);
 }
 
+void api_add_fill(struct gen_fill_counts *sum, const struct gen_fill_counts *c)
+{
+    sum->on = c->on;
+    sum->spans += c->spans;
+    sum->tokens += c->tokens;
+    sum->proposed += c->proposed;
+    sum->accepted += c->accepted;
+}
+
+void api_put_fill(struct buf *out, const struct gen_fill_counts *c)
+{
+    if (c->on)
+        buf_printf(out, ", \"fill\": {\"spans\": %d, \"tokens\": %d, \"proposed\": %d, \"accepted\": %d}", (int)c->spans,
+                   (int)c->tokens, (int)c->proposed, (int)c->accepted);
+}
+
 const char *api_lane(const struct engine_client *client)
 {
     return client->info(client->ctx)->batch == 1 ? "serial" : "batched";

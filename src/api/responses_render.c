@@ -46,6 +46,7 @@ struct responses_render {
     struct buf items;                 /* closed items, JSON */
     enum gen_finish finish;
     int32_t n_prompt, n_cached, n_completion, n_reasoning;
+    struct gen_fill_counts fill;
 };
 
 static void render_close(void *ctx)
@@ -76,9 +77,11 @@ static mb_status render_open(void **out, const struct api_request *r, const stru
 static void put_usage(const struct responses_render *w, struct buf *out)
 {
     buf_printf(out, "{\"input_tokens\": %d, \"input_tokens_details\": {\"cached_tokens\": %d, \"cache_write_tokens\": 0}, "
-                    "\"output_tokens\": %d, \"output_tokens_details\": {\"reasoning_tokens\": %d}, \"total_tokens\": %d, \"lane\": \"%s\"}",
+                    "\"output_tokens\": %d, \"output_tokens_details\": {\"reasoning_tokens\": %d}, \"total_tokens\": %d, \"lane\": \"%s\"",
                (int)w->n_prompt, (int)w->n_cached, (int)w->n_completion, (int)w->n_reasoning,
                (int)(w->n_prompt + w->n_completion), api_lane(w->client));
+    api_put_fill(out, &w->fill);
+    buf_append_char(out, '}');
 }
 
 static const char *status_of(const struct responses_render *w)
@@ -325,6 +328,7 @@ static void on_end(struct responses_render *w, const struct gen_event *ev, struc
     w->finish = ev->u.end.finish;
     w->n_completion = ev->u.end.n_completion;
     w->n_reasoning = ev->u.end.n_reasoning;
+    w->fill = ev->u.end.fill;
     close_item(w, out, w->finish == GEN_FINISH_LENGTH ? "incomplete" : "completed");
     w->ended = true;
 }

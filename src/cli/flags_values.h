@@ -41,7 +41,7 @@ struct flags {
     /* removed or ignored names that take a value */
     struct flag_value perf_kernel, fused_decode, slots, kv_group_size, quantized_kv_start;
     /* variables without a flag */
-    struct flag_value shutdown_timeout_ms, context_limit, memory_batch, fill, grammar, grammar_jump, p2r_trace, env_bool, env_number, env_string;
+    struct flag_value shutdown_timeout_ms, context_limit, memory_batch, fill, fill_max_span, fill_k, fill_candidates, fill_index_max, grammar, grammar_jump, p2r_trace, env_bool, env_number, env_string;
 #ifdef MB_FAULTS
     struct flag_value scripted;
 #endif

@@ -138,6 +138,11 @@ mb_status model_find(const struct flags *f, const char *positional, bool require
 }
 
 /* --- options --- */
+static int64_t at_least_one(const struct flag_value *v)
+{
+    return v->i > 0 ? v->i : 1;
+}
+
 static struct sampler_value sampled(const struct flag_value *v)
 {
     return (struct sampler_value){ .v = v->d, .given = v->given };
@@ -198,6 +203,10 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     x->max_tokens = f->max_tokens.given ? f->max_tokens.i : -1;
     x->no_grammar = f->grammar.given && !f->grammar.b;
     x->grammar_jump = f->grammar_jump.b;
+    x->fill = (struct gen_fill_options){ .strict = f->fill.given, .echo = f->fill.given && strcmp(f->fill.s, "echo") == 0,
+                                         .max_span = at_least_one(&f->fill_max_span), .anchor = at_least_one(&f->fill_k),
+                                         .candidates = at_least_one(&f->fill_candidates),
+                                         .index_max = at_least_one(&f->fill_index_max) };
     x->thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
     x->client_timeout_ms = (int64_t)(f->client_timeout.d * 1000);
     x->adapter = f->adapter.given ? f->adapter.s : NULL;

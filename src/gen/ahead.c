@@ -1,6 +1,6 @@
 /* ahead.c: what a job's choices think that comes next, for the engine (job_ahead), and what became of it.
  *
- * Guesses never change what comes out; how many are made at once follows how the last ones went: a guess that failed cost
+ * Three sources: a grammar (jump.c), the tools and the template (fill.c), the conversation so far (echo.c). Guesses never change what comes out; how many are made at once follows how the last ones went: a guess that failed cost
  * the time of computing it. Runs on the engine thread, before a row. */
 #include <string.h>
 
@@ -16,15 +16,20 @@ static bool jumps(const struct gen_stream *s)
 
 bool ahead_wanted(const struct gen_stream *s)
 {
-    return !s->req.score && jumps(s);
+    return !s->req.score && (jumps(s) || fill_wanted(s));
 }
 
 mb_status ahead_init(struct gen_choice *c, mb_error *err)
 {
     struct gen_stream *s = c->s;
     struct choice_ahead *h = &c->ahead;
+    h->call_at = -1;
+    h->fill.on = s->g->opt.fill.strict;
     if (!ahead_wanted(s)) return MB_OK;
     h->width = WIDTH_FIRST;
+    if (fill_wanted(s) && s->g->opt.fill.echo)
+        MB_TRY(echo_init(&h->echo, &s->g->opt.fill, s->job.ids, s->job.n_ids, s->req.n_choices, err));
+    if (!jumps(s)) return MB_OK;
     size_t words = limit_mask_words(s), n = MASKS_BYTES / (words * sizeof *h->masks * (size_t)s->req.n_choices);
     h->n_masks = n > WIDTH_FIRST ? WIDTH_FIRST : (int32_t)n;
     h->masks = arena_alloc_array(&s->arena, words * (size_t)h->n_masks + 1, sizeof *h->masks);
@@ -34,6 +39,7 @@ mb_status ahead_init(struct gen_choice *c, mb_error *err)
 void ahead_free(struct gen_choice *c)
 {
     grammar_state_close(c->ahead.scratch);
+    echo_free(&c->ahead.echo);
 }
 
 /* How the last guess went. */
@@ -51,8 +57,14 @@ void ahead_ask(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, i
     struct gen_choice *c = &s->choices[i_choice];
     struct choice_ahead *h = &c->ahead;
     widen(h);
-    if (n_max > h->width) n_max = h->width;
-    if (h->n_masks > 0) jump_guess(c, ids, n_ids, n_max < h->n_masks ? n_max : h->n_masks, out);
+    h->copied = false;
+    if (!fill_put(c, ids, n_ids, n_max, out)) {
+        if (n_max > h->width) n_max = h->width;
+        if (h->n_masks > 0) jump_guess(c, ids, n_ids, n_max < h->n_masks ? n_max : h->n_masks, out);
+        else echo_guess(&h->echo, &s->g->opt.fill, ids, n_ids, n_max, out);
+        h->copied = h->echo.max > 0;
+        if (h->copied) h->fill.proposed += out->n;
+    }
     h->at = n_ids;
     h->n = out->n;
     h->n_right = 0;
@@ -63,5 +75,11 @@ void ahead_follow(struct gen_choice *c, int32_t id)
 {
     struct choice_ahead *h = &c->ahead;
     int32_t i = c->s->job.n_ids + c->n_drawn - 1 - h->at;
-    if (i == h->n_right && i < h->n && h->ids[i] == id) h->n_right++;
+    if (c->s->fill.sign) fill_follow(c, id);
+    if (i != h->n_right || i >= h->n || h->ids[i] != id) return;
+    h->n_right++;
+    if (!h->fill.on) return;
+    h->fill.spans += i == 0;
+    h->fill.tokens++;
+    h->fill.accepted += h->copied;
 }

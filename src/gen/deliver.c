@@ -201,6 +201,7 @@ static void on_end(void *ctx, int32_t i_choice, enum end_reason reason, mb_statu
     ev.u.end.finish = finish_of(c, reason);
     ev.u.end.n_completion = c->n_drawn;
     ev.u.end.n_reasoning = c->n_reasoning;
+    ev.u.end.fill = c->ahead.fill;
     const char *stop = c->i_stop >= 0 ? s->stops.s[c->i_stop] : NULL;
     ev.u.end.stop = stop;
     stream_push(s, &ev, stop, stop ? strlen(stop) : 0, &c->failed);

@@ -63,6 +63,11 @@ static mb_status set_info(struct gen_engine *g, const struct gen_engine_options 
     return g->arena.failed ? mb_fail(err, MB_NO_MEMORY, "no memory for the model's description") : MB_OK;
 }
 
+static int64_t at_least(int64_t v, int64_t unset, int64_t floor)
+{
+    return v == 0 ? unset : v < floor ? floor : v;
+}
+
 static void set_options(struct gen_engine *g, const struct gen_engine_options *opt)
 {
     g->opt = *opt;
@@ -72,6 +77,11 @@ static void set_options(struct gen_engine *g, const struct gen_engine_options *o
     if (g->opt.n_prepare_workers > GEN_MAX_WORKERS) g->opt.n_prepare_workers = GEN_MAX_WORKERS;
     if (g->opt.prepare_queue <= 0) g->opt.prepare_queue = PREPARE_QUEUE;
     if (g->opt.ring_events <= 0) g->opt.ring_events = RING_EVENTS;
+    struct gen_fill_options *f = &g->opt.fill;
+    f->max_span = at_least(f->max_span, 32, 2);
+    f->anchor = at_least(f->anchor, 8, 2);
+    f->candidates = at_least(f->candidates, 24, 1);
+    f->index_max = at_least(f->index_max, 131072, 1024);
 }
 
 static void release(struct gen_engine *g)

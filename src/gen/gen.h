@@ -99,6 +99,13 @@ struct gen_token_info {
     float top_logprob[SAMPLE_MAX_TOP];
 };
 
+/* Token fast-forwarding of one choice (API-180); on: the server has it switched on, for this request or not. */
+struct gen_fill_counts {
+    bool on;
+    int32_t spans, tokens;           /* that came without a step of their own */
+    int32_t proposed, accepted;      /* copied tokens: guessed; drawn so */
+};
+
 struct gen_event {
     enum gen_event_type type;
     int32_t i_choice;
@@ -113,7 +120,7 @@ struct gen_event {
         struct gen_token_info token;
         struct { int32_t index; int32_t target; float target_logprob; int32_t argmax; float argmax_logprob; } score;
         struct { enum gen_finish finish; int32_t n_completion, n_reasoning; const char *stop; /* matched string or NULL */
-               } end;
+                 struct gen_fill_counts fill; } end;
         struct { mb_status status; const char *text; const char *at; } error;
     } u;
 };
@@ -198,6 +205,12 @@ void gen_close(struct gen_stream *s);
 
 /* --- the engine in this process --- */
 struct gen_engine;
+/* MLX_BUN_FILL ...; numbers below their floor (API-177, API-178) are raised to it. */
+struct gen_fill_options {
+    bool strict;                     /* what tools and template leave no choice about is put in (fill.c) */
+    bool echo;                       /* and what stands in the conversation is guessed (echo.c) */
+    int64_t max_span, anchor, candidates, index_max; /* 0: 32, 8, 24, 131072 */
+};
 struct gen_engine_options {
     const char *model_dir;
     const char *model_id;            /* NULL: derived from the directory */
@@ -211,6 +224,7 @@ struct gen_engine_options {
     const char *default_adapter;     /* id for requests that name none; NULL */
     const char *cache_dir;           /* for tables of the tokenizer; NULL: none */
     bool no_grammar;                 /* MLX_BUN_GRAMMAR=0: constraints go into the prompt, with a warning (API-159) */
+    struct gen_fill_options fill;
     bool grammar_jump;               /* MLX_BUN_GRAMMAR_JUMP: what a grammar leaves no choice about is guessed; same output */
 };
 /* Tokenizer, templates and generation_config.json of model_dir over a running engine (taken: closed with this). */

@@ -75,8 +75,36 @@ struct choice_limit {
     mb_error err;                      /* why there is no mask, or a token was not in the language */
 };
 
+/* Where each run of `k` ids of the conversation was met before (echo.c). */
+struct echo_index {
+    int32_t k, n;                      /* runs that end at or before n are in it */
+    int32_t max;                       /* ids that it may hold; 0: there is none */
+    int32_t *before;                   /* [cap] by the end of a run: the one before it in its bucket; owned */
+    int32_t cap;
+    int32_t *last;                     /* [n_buckets] the end of the newest run, 0: none; owned */
+    uint32_t n_buckets;                /* a power of two */
+};
+
+/* How the model's template writes calls of the request's tools (fill.c); arena. */
+struct fill_tool {
+    const int32_t *ids;                /* of a call, from its opening sign on, as far as nothing the model may say changes them */
+    int32_t n;
+    struct str open, close;            /* text between sign and value, and behind it, where one string is all there is to say;
+                                          ptr NULL: another tool */
+};
+struct fill_plan {
+    const char *sign;                  /* opening sign, NULL: nothing is put in */
+    int32_t sign_id;
+    struct fill_tool *tools;
+    size_t n;
+};
+
 /* What a choice thinks that comes next (ahead.c); engine thread only. */
 struct choice_ahead {
+    bool copied;                       /* the last guess was an echo */
+    int32_t call_at;                   /* place of the opening sign of the call that is written, -1: none that is filled */
+    struct echo_index echo;
+    struct gen_fill_counts fill;
     int32_t ids[ENGINE_AHEAD_MAX];     /* the last guess, of the places [at, at + n) of the sequence */
     int32_t at, n, n_right;            /* n_right: of them have come true so far */
     int32_t width;                     /* most to guess next time */
@@ -138,6 +166,7 @@ struct gen_stream {
     struct stop_set stops;
     struct tool_set tools;             /* n 0: nothing is converted (API-151) */
     struct constraint_plan plan;
+    struct fill_plan fill;
     struct gen_choice *choices;
     int32_t n_choices_made;            /* initialised so far, for freeing */
     bool failed;                       /* an error was delivered */
@@ -180,8 +209,11 @@ mb_status render_limited(const struct gen_renderer *t, const struct gen_request 
 enum note_place { NOTE_SYSTEM, NOTE_USER };
 mb_status history_prepare(const struct gen_renderer *t, json_t *messages, const char *note, enum note_place place, mb_error *err);
 
-/* history.c: does the template that serves tools print them? */
+/* history.c: does the template that serves tools print them, and calls of them? */
 bool render_knows_tools(const struct gen_renderer *t);
+bool render_knows_calls(const struct gen_renderer *t);
+/* render.c: the text of messages as they would stand in a history, without tools. Arena memory. */
+mb_status render_trial(const struct gen_renderer *t, json_t *messages, struct arena *a, struct str *out, mb_error *err);
 
 /* prepare.c */
 mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err);
@@ -222,6 +254,19 @@ bool ahead_wanted(const struct gen_stream *s);
 void ahead_ask(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
 /* A token has been told. */
 void ahead_follow(struct gen_choice *c, int32_t id);
+
+/* fill.c: fill_prepare on a worker */
+bool fill_wanted(const struct gen_stream *s);
+mb_status fill_prepare(struct gen_stream *s, mb_error *err);
+void fill_follow(struct gen_choice *c, int32_t id);
+bool fill_put(struct gen_choice *c, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
+
+/* echo.c: echo_init on a worker, with the prompt */
+mb_status echo_init(struct echo_index *x, const struct gen_fill_options *o, const int32_t *ids, int32_t n_ids, int32_t n_choices,
+                    mb_error *err);
+void echo_free(struct echo_index *x);
+void echo_guess(struct echo_index *x, const struct gen_fill_options *o, const int32_t *ids, int32_t n_ids, int32_t n_max,
+                struct job_ahead *out);
 
 /* jump.c */
 void jump_guess(struct gen_choice *c, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);

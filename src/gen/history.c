@@ -23,6 +23,11 @@ bool render_knows_tools(const struct gen_renderer *t)
     return strstr(source_of(t), "tools") != NULL;
 }
 
+bool render_knows_calls(const struct gen_renderer *t)
+{
+    return strstr(source_of(t), "tool_calls") != NULL;
+}
+
 /* --- arguments --- */
 static mb_status decode_arguments(json_t *call, size_t i, size_t j, mb_error *err)
 {

@@ -133,6 +133,22 @@ static mb_status render_text(const struct gen_renderer *t, const struct gen_requ
     return MB_OK;
 }
 
+mb_status render_trial(const struct gen_renderer *t, json_t *messages, struct arena *a, struct str *out, mb_error *err)
+{
+    const struct chat_template *tmpl = t->templates.tool_use ? t->templates.tool_use : t->templates.dflt;
+    struct template_output text = { 0 };
+    json_t *kwargs = json_object();
+    mb_status st = tmpl && kwargs ? history_prepare(t, messages, NULL, NOTE_SYSTEM, err)
+                                  : mb_fail(err, tmpl ? MB_NO_MEMORY : MB_INVALID, "no template or no memory for one");
+    struct template_input in = { .messages = messages, .kwargs = kwargs, .bos_token = tokenizer_bos_text(t->tok),
+                                 .eos_token = tokenizer_eos_text(t->tok), .special_tokens = t->special_tokens,
+                                 .now_unix_s = clock_unix_s() };
+    if (st == MB_OK) st = chat_template_render(tmpl, a, &in, NULL, &text, err);
+    json_decref(kwargs);
+    *out = (struct str){ text.text, text.len };
+    return st;
+}
+
 static mb_status render_messages(const struct gen_renderer *t, const struct gen_request *r, const char *note,
                                  enum note_place place, int32_t n_context, struct arena *a, struct gen_prompt *out,
                                  mb_error *err)

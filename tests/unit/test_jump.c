@@ -1,8 +1,7 @@
 /* test_jump.c: jump-forward changes nothing that comes out: over many schemas, texts and ways to go on, the same events with
  * it and without, and fewer steps where the model says what the grammar forces. API-164, API-165, ENG-194. */
+#include "model_dir.h"
 #include "told.h"
-
-#include "base/json.h"
 
 /* Everything of an answer that could differ. */
 struct trace { struct buf b; int32_t n_tokens; };
@@ -286,73 +285,19 @@ static void test_tools(void **state)
 
 /* --- answers with headers --- */
 
-static int32_t encode_with(const char *dir, const char *text, int32_t *ids, int32_t *n_vocab)
-{
-    struct tokenizer *t;
-    struct arena a;
-    struct token_list list = { 0 };
-    struct encode_opts opts = { 0 };
-    mb_error err;
-    int32_t n = -1;
-    if (tokenizer_open(&t, dir, &err) != MB_OK) return -1; /* a kind that is refused by name */
-    arena_init(&a, 0);
-    if (tokenizer_encode(t, &a, text, strlen(text), &opts, &list, &err) == MB_OK && list.n < 4096) {
-        memcpy(ids, list.ids, list.n * sizeof *ids);
-        n = (int32_t)list.n;
-    }
-    *n_vocab = tokenizer_n_vocab(t);
-    arena_free(&a);
-    tokenizer_close(t);
-    return n;
-}
-
-/* The tiny tokenizer with the tokens of headers, and a template that names them; a folder of its own. */
-static void make_channel_dir(char dir[64])
-{
-    static const char *const TOKENS[] = { "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>" };
-    static const char *const NAMES[] = { "tokenizer.json", "tokenizer_config.json" };
-    json_t *file[2];
-    strcpy(dir, "/tmp/mb-jump-XXXXXX");
-    assert_non_null(mkdtemp(dir));
-    for (int i = 0; i < 2; i++) {
-        char path[128];
-        snprintf(path, sizeof path, RIG_DIR "/%s", NAMES[i]);
-        assert_int_equal(json_read_file(&file[i], path, 1 << 20, NULL), MB_OK);
-    }
-    for (int i = 0; i < 7; i++)
-        json_array_append_new(json_object_get(file[0], "added_tokens"),
-                              json_pack("{s:i, s:s, s:b, s:b, s:b, s:b, s:b}", "id", 306 + i, "content", TOKENS[i], "single_word", 0,
-                                        "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1));
-    json_object_set_new(file[1], "chat_template", json_string(
-        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{# <|channel|> tools #}"
-        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"));
-    for (int i = 0; i < 2; i++) {
-        char path[128];
-        snprintf(path, sizeof path, "%s/%s", dir, NAMES[i]);
-        assert_int_equal(json_dump_file(file[i], path, 0), 0);
-        json_decref(file[i]);
-    }
-}
-
-static void remove_channel_dir(const char *dir)
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/tokenizer.json", dir);
-    remove(path);
-    snprintf(path, sizeof path, "%s/tokenizer_config.json", dir);
-    remove(path);
-    remove(dir);
-}
-
 static void test_answers_with_headers(void **state)
 {
+    static const char *const TOKENS[] = { "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>",
+                                          NULL };
     static const char *const SAYS[] = {
         "<|channel|>analysis<|message|>hello one<|end|><|start|>assistant<|channel|>final<|message|>"
         "{\"temperature_celsius\":17,\"city_name\":\"Osaka\"}",
         "<|channel|>commentary to=functions.get_weather_report <|constrain|>json<|message|>{\"city_name\": \"Osaka\"}<|call|>", "" };
     char dir[64];
     (void)state;
-    make_channel_dir(dir);
+    model_dir_make(dir, TOKENS,
+                   "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{# <|channel|> tools #}"
+                   "{% if add_generation_prompt %}<|start|>assistant{% endif %}");
     uint64_t steps[2] = { 0 };
     for (int say = 0; say < 3; say++) {
         static struct pair p;
@@ -361,7 +306,7 @@ static void test_answers_with_headers(void **state)
             struct gen_rig *r = &p.r[i];
             int32_t n_vocab;
             rig_init(r, NULL);
-            r->n_script = encode_with(dir, SAYS[say], r->script, &n_vocab);
+            r->n_script = model_dir_encode(dir, SAYS[say], r->script, 4096, &n_vocab);
             assert_true(say == 2 || r->n_script > 20);
             r->so.hash_draws = say == 2;
             r->so.counters = &p.count[i];
@@ -381,7 +326,7 @@ static void test_answers_with_headers(void **state)
         for (int i = 0; i < 2; i++) steps[i] += say < 2 ? p.count[i].n_submits : 0;
         pair_close(&p);
     }
-    remove_channel_dir(dir);
+    model_dir_remove(dir);
     assert_true(steps[1] < steps[0]);
 }
 
@@ -393,7 +338,7 @@ static bool tokenizer_pair_open(struct pair *p, const char *dir, bool hash, cons
     for (int i = 0; i < 2; i++) {
         struct gen_rig *r = &p->r[i];
         rig_init(r, NULL);
-        r->n_script = encode_with(dir, says, r->script, &r->so.n_vocab);
+        r->n_script = model_dir_encode(dir, says, r->script, 4096, &r->so.n_vocab);
         if (r->n_script < 0) return false;
         r->so.end_id = r->so.n_vocab - 1;
         r->so.hash_draws = hash;

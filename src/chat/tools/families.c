@@ -73,3 +73,10 @@ const char *tool_family_name(const struct tool_family *f)
 {
     return f->name;
 }
+
+const char *tool_family_sign(const struct tool_family *f, size_t i)
+{
+    for (size_t k = 0; k < TOOL_MAX_MARKUPS && f->markups[k]; k++)
+        if (!f->markups[k]->at_start && i-- == 0) return f->markups[k]->open;
+    return NULL;
+}

@@ -39,6 +39,8 @@ const struct tool_family *tool_family_pick(const char *template_source, bool (*h
                                            void *ctx);
 const struct tool_family *tool_family_named(const char *name); /* NULL: unknown */
 const char *tool_family_name(const struct tool_family *f);
+/* The i-th opening sign that makes a call by itself, wherever it stands; NULL when there are no more. */
+const char *tool_family_sign(const struct tool_family *f, size_t i);
 
 /* --- the scanner --- */
 struct tool_call {
