@@ -153,9 +153,6 @@ static mb_status check_mixed(const struct flags *f, mb_error *err)
 {
     if (f->q_bits.given || f->quant_predicate.given || f->q_config.given)
         return mb_fail(err, MB_INVALID, "--target-bpw chooses the bits; --q-bits, --quant-predicate and --q-config do not go with it");
-    if (!f->calibration_mix.given)
-        return mb_fail(err, MB_INVALID, "--target-bpw measures sensitivity on text: name a file with --calibration-mix FILE or "
-                       "MLX_BUN_CALIBRATION_JSONL (one text, or JSON lines with \"text\")");
     return MB_OK;
 }
 

@@ -344,7 +344,7 @@ static const struct flag_row rows[] = {
       .note = "With --q-group-size in groups of that size, else in groups of 32, 64 and 128.", .spec = "REG-197" },
     { .name = "calibration-mix", .type = FLAG_STRING, .off = OFF(calibration_mix), .env = "MLX_BUN_CALIBRATION_JSONL",
       .commands = CMD_CONVERT, .unit = "FILE", .help = "texts to measure sensitivity on: one text, or JSON lines with \"text\"",
-      .note = "No corpus is bundled.", .spec = "REG-197 REG-208 CFG-172" },
+      .note = "Default: a small mix of texts that is part of the program.", .spec = "REG-197 REG-208 CFG-172" },
     { .name = "n-calibration", .type = FLAG_INT, .off = OFF(n_calibration), .dflt = "4", .min = 1, .max = 512,
       .commands = CMD_CONVERT, .needs = "target-bpw", .unit = "N", .help = "pieces of 64 tokens taken out of them, evenly spread",
       .spec = "REG-197" },

@@ -68,11 +68,17 @@ static mb_status lines_join(const struct buf *in, const char *path, struct buf *
     return buf_status(out, "the calibration texts", err);
 }
 
+/* What the user named, else the texts of convert/calibration.c. */
 static mb_status corpus_read(const struct flags *f, struct buf *text, mb_error *err)
 {
     struct buf raw;
-    const char *path = f->calibration_mix.s;
-    size_t n = strlen(path);
+    const char *path = f->calibration_mix.given ? f->calibration_mix.s : NULL;
+    size_t n = path ? strlen(path) : 0;
+    if (!path) {
+        const char *bundled = convert_calibration_text(&n);
+        buf_append(text, bundled, n);
+        return buf_status(text, "the calibration texts", err);
+    }
     buf_init(&raw, CORPUS_MAX_BYTES);
     mb_status st = file_read(&raw, path, CORPUS_MAX_BYTES, err);
     bool lines = n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
@@ -93,8 +99,8 @@ static mb_status pieces_cut(const struct flags *f, const char *src_dir, int32_t 
     mb_status st = corpus_read(f, &text, err);
     if (st == MB_OK) st = mb_tokenize_dir(src_dir, text.data ? text.data : "", text.len, false, &ids, &n_ids, err);
     if (st == MB_OK && n_ids < n * PIECE_TOKENS)
-        st = mb_fail(err, MB_INVALID, "%.300s holds %d tokens, %d pieces of %d are wanted: add text or lower --n-calibration",
-                     f->calibration_mix.s, (int)n_ids, (int)n, PIECE_TOKENS);
+        st = mb_fail(err, MB_INVALID, "%.300s holds %d tokens, %d pieces of %d are wanted: name more text with --calibration-mix or lower --n-calibration",
+                     f->calibration_mix.given ? f->calibration_mix.s : "the bundled calibration text", (int)n_ids, (int)n, PIECE_TOKENS);
     if (st == MB_OK && !(*pieces = mb_alloc((size_t)n * PIECE_TOKENS * sizeof **pieces)))
         st = mb_fail(err, MB_NO_MEMORY, "out of memory for the calibration texts");
     for (int32_t i = 0; st == MB_OK && i < n; i++) {

@@ -123,6 +123,8 @@ struct mixed_result {
     size_t n_by_bits[9];            /* modules with so many bits */
 };
 
+/* The texts to measure on when the user names none; static, *len bytes. */
+const char *convert_calibration_text(size_t *len);
 /* Before the figures are measured: can the source be converted, and the target be met? From config and headers alone. */
 mb_status convert_mixed_check(const char *src_dir, const struct mixed_opts *opts, mb_error *err);
 /* Choose bits and group of each module. A candidate's loss is the module's figure times its squared weight error over the probe's

@@ -282,6 +282,22 @@ def test_mixed_precision(tmp_path):
     assert kl(tmp_path / "as-many", src) < kl(tmp_path / "uniform", src)
 
 
+def test_mixed_precision_without_a_corpus(tmp_path):
+    """REG-208 REG-245: without a file the texts of the program are measured on: the plan is the same twice, and another than that of
+    other texts may be; a text of one's own still decides when it is named."""
+    src = source.write("llama", tmp_path / "src", dtype="F16")
+    args = ["convert", src, "--target-bpw", "5.1", "--n-calibration", 2]
+    clean = {"MLX_BUN_CALIBRATION_JSONL": ""}
+    for out in ("one", "two"):
+        run(*args, tmp_path / out, env=clean)
+    assert source.digests(tmp_path / "one") == source.digests(tmp_path / "two")
+    figures = [json.loads((tmp_path / out / "optiq_metadata.json").read_text())["per_layer_kl"] for out in ("one", "two")]
+    assert figures[0] == figures[1] and max(figures[0].values()) > 0
+    run(*args, tmp_path / "own", "--calibration-mix", corpus(tmp_path)[0])
+    own = json.loads((tmp_path / "own/optiq_metadata.json").read_text())["per_layer_kl"]
+    assert set(own) == set(figures[0]) and own != figures[0]
+
+
 def test_mixed_precision_of_experts(tmp_path):
     """REG-202: experts one by one are not measured, which says what to do; stacked, each layer's experts are one module."""
     src = source.write("qwen3_moe", tmp_path / "src")
@@ -308,10 +324,10 @@ def test_mixed_precision_refusals(tmp_path):
     src = source.write("llama-bf16", tmp_path / "src")
     text, _ = corpus(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"prompt": "b"}\n')
-    for args, said in ((["--target-bpw", "5"], "MLX_BUN_CALIBRATION_JSONL"),
+    for args, said in ((["--target-bpw", "5", "--n-calibration", "500"], "the bundled calibration text"),
                        (["--target-bpw", "5", "--calibration-mix", text, "--q-bits", "4"], "chooses the bits"),
                        (["--target-bpw", "5", "--calibration-mix", text, "--candidate-bits", "4,7"], "4,7"),
-                       (["--target-bpw", "5", "--calibration-mix", text, "--n-calibration", "500"], "add text"),
+                       (["--target-bpw", "5", "--calibration-mix", text, "--n-calibration", "500"], "name more text"),
                        (["--target-bpw", "5", "--calibration-mix", tmp_path / "bad.jsonl"], "line 2"),
                        (["--target-bpw", "2.5", "--calibration-mix", text, "--n-calibration", "1"], "larger --target-bpw"),
                        (["--target-bpw", "5", "--calibration-mix", tmp_path / "none.txt"], "none.txt")):
