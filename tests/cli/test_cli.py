@@ -138,7 +138,7 @@ def test_cfg001_both_forms():
 
 
 def test_cfg002_value_flag_without_value_takes_default():
-    """CFG-002"""
+    """REG-236 CFG-002"""
     p = run("generate", LLAMA, "--prompt", "hello", *GREEDY, "--top-k")
     assert "--top-k has no value" in p.stderr
     p = run("generate", LLAMA, "--prompt", "hello", "--temp", "0", "--max-tokens", "2", "--top-p", "--raw")
@@ -146,7 +146,7 @@ def test_cfg002_value_flag_without_value_takes_default():
 
 
 def test_cfg003_unknown_flag_one_warning_with_nearest_name():
-    """CFG-003: the run goes on."""
+    """REG-237 CFG-003: the run goes on."""
     p = run("generate", LLAMA, "--prompt", "hello", "--max-tokns", "--temp", "0", "--max-tokens", "2")
     assert p.stderr.count("warning") == 1 and "--max-tokns" in p.stderr and "--max-tokens?" in p.stderr
     p = run("generate", LLAMA, "--prompt", "hello", "--qqqqqqq", "7", "--temp", "0", "--max-tokens", "2")

@@ -89,7 +89,7 @@ def test_equal_to_the_oracle(name, tmp_path):
 
 
 def test_folder_is_whole(tmp_path):
-    """REG-149 REG-151..155 REG-200: shards, index, texts; the same names and bits for every size of a shard and number of threads."""
+    """REG-149 REG-151 REG-152 REG-153 REG-154 REG-155 REG-200: shards, index, texts; the same names and bits for every size of a shard and number of threads."""
     src = source.write("llama", tmp_path / "src")
     (src / "LICENSE").write_text("free")
     (src / "pytorch_model.bin.index.json").write_text("{}")
@@ -116,6 +116,20 @@ def test_folder_is_whole(tmp_path):
         assert len(raw) - base <= 40000 or len({n.rsplit(".", 1)[0] for n in h}) == 1
     assert index["metadata"]["total_size"] == total
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("bits, per_weight", [(4, 4.5), (8, 8.5)])
+def test_uniform_bits_per_weight(bits, per_weight, tmp_path):
+    """REG-193 REG-209: -q alone is 4 bits in groups of 64; a weight takes its code and its share of a scale and a bias."""
+    src, out = source.write("llama", tmp_path / "src"), tmp_path / "out"
+    run("convert", src, out, "-q", *([] if bits == 4 else ["--q-bits", bits]))
+    q = json.loads((out / "config.json").read_text())["quantization"]
+    assert (q["bits"], q["group_size"]) == (bits, 64)
+    h = header_of(out)
+    modules = [n[: -len(".scales")] for n in h if n.endswith(".scales")]
+    size = {n: h[n]["data_offsets"][1] - h[n]["data_offsets"][0] for n in h if n != "__metadata__"}
+    n_weights = sum(h[m + ".weight"]["shape"][0] * h[m + ".weight"]["shape"][1] * 32 // bits for m in modules)
+    assert modules and 8 * sum(size[m + s] for m in modules for s in (".weight", ".scales", ".biases")) / n_weights == per_weight
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "mixtral", "phi3", "granite", "gemma4", "gemma4-moe"])
@@ -256,7 +270,7 @@ def kl(model, reference):
 
 
 def test_mixed_precision(tmp_path):
-    """REG-196 REG-202 REG-203 REG-204 REG-207 REG-208 REG-212 CFG-172: at most the bits that were asked for, sensitive modules get more, the
+    """REG-158 REG-196 REG-202 REG-203 REG-204 REG-207 REG-208 REG-212 CFG-172: at most the bits that were asked for, sensitive modules get more, the
     plan is the same twice and with any number of threads, figures are kept; less is lost than by uniform 4 bits of as many bytes."""
     src = source.write("llama", tmp_path / "src", dtype="F16")
     text, lines = corpus(tmp_path)

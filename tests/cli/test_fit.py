@@ -73,7 +73,7 @@ def large_model(where):
 
 
 def test_fit_report(cache):
-    """REG-110 REG-113 REG-123 REG-124 REG-125 ENG-259 ENG-260 ENG-264: every field, and the sum."""
+    """REG-249 REG-110 REG-113 REG-123 REG-124 REG-125 ENG-259 ENG-260 ENG-264: every field, and the sum."""
     got = fit(cache, LLAMA, "--ctx", "100", "--memory-budget", "1")
     r = got["report"]
     assert list(r) == REPORT
@@ -127,7 +127,7 @@ def test_fit_windows(cache):
 
 
 def test_fit_of_a_mixture(cache):
-    """REG-116 REG-128 ENG-262: of experts those count that a token goes to: more of them are slower, not larger."""
+    """REG-077 REG-116 REG-128 ENG-262: of experts those count that a token goes to: more of them are slower, not larger."""
     def with_top_k(k):
         where = cache / f"moe{k}"
         if not where.exists():

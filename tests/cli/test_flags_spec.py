@@ -253,7 +253,7 @@ def test_row_host(plain):
 
 
 def test_row_port_default():
-    """T1.05, CFG-053, CFG-012: 127.0.0.1:8080, as mlx_lm.server; refused by that number where it is taken."""
+    """REG-242: T1.05, CFG-053, CFG-012: 127.0.0.1:8080, as mlx_lm.server; refused by that number where it is taken."""
     text = run("help", "serve").stdout
     assert re.search(r"--host.*\n?.*127\.0\.0\.1", text) and re.search(r"--port.*\n?.*8080", text)
     s = Server(port=False)
@@ -454,7 +454,7 @@ def test_cfg101_no_cap_unless_set(tmp_path):
 
 @pytest.mark.parametrize("form", [["--max-tokens", "5"], ["--max-tokens=5"]])
 def test_cfg001_forms(form, plain):
-    """CFG-001, CFG-003: two tokens, and --name=value besides; an unknown flag takes no value and does not stop the start."""
+    """REG-236 REG-237 CFG-001, CFG-003: two tokens, and --name=value besides; an unknown flag takes no value and does not stop the start."""
     with Server(*form, "--unknown-flag") as s:
         assert s.post({**HELLO, "ignore_eos": True})["usage"]["completion_tokens"] == 5
         assert s.warned("unknown flag --unknown-flag"), s.err

@@ -65,7 +65,7 @@ def rows(store):
 
 
 def test_scan_fills_the_registry(alone):
-    """REG-055 REG-056 REG-057 REG-058 REG-059 REG-060 REG-061 REG-062 REG-063 REG-064 REG-065 REG-066 REG-067 REG-068
+    """REG-156 REG-177 REG-055 REG-056 REG-057 REG-058 REG-059 REG-060 REG-061 REG-062 REG-063 REG-064 REG-065 REG-066 REG-067 REG-068
     REG-069 REG-070 REG-071 REG-072 REG-064: a row a snapshot, from config.json and headers; packed weights are
     counted unpacked."""
     a = plant(alone, NAME, {**model_files(), "kv_config.json": b"{}"})
@@ -105,7 +105,7 @@ def header(tensors):
     ({"vision_config": {"model_type": "gemma4_unified_vision"}}, False, True, "gemma4_unified_vision"),
     ({"vision_config": {"model_type": "qwen3_5_text"}}, False, False, ""), ({}, False, False, "")])
 def test_vision_rule(alone, config, sidecar, vision, kept):
-    """REG-065 REG-066 REG-069 REG-070 REG-073 REG-074 REG-075 REG-076 REG-091: the sidecar, or a unified tower; never
+    """REG-243 REG-065 REG-066 REG-069 REG-070 REG-073 REG-074 REG-075 REG-076 REG-091: the sidecar, or a unified tower; never
     the key alone."""
     files = {"config.json": json.dumps({"model_type": "gemma4", **config}).encode(),
              "model.safetensors": header({"model.layers.0.mlp.experts.w": ("F32", [4], 16), "a": ("F16", [2, 3], 12)})}

@@ -224,7 +224,9 @@ static void check_label(const char *label)
 }
 
 /* ENG-014, ENG-015: teacher-forced rows equal the oracle's within the bound of the tier; the families below likewise. */
+/* REG-165 REG-175 */
 static void test_llama(void **state) { check_label("llama"); }
+/* REG-162 */
 static void test_llama_bf16(void **state) { check_label("llama-bf16"); }
 static void test_qwen2(void **state) { check_label("qwen2"); }
 static void test_qwen3(void **state) { check_label("qwen3"); }

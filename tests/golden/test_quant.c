@@ -123,6 +123,7 @@ static void check_packed(const struct problem *p, const struct cpu_kernels *t)
 }
 
 /* ENG-014: every composition is measured against its own oracle; here mlx.core.quantize, all modes, widths and groups. */
+/* REG-169 REG-170 */
 static void test_quant_equals_mlx(void **state)
 {
     const json_t *cases = field(golden, "cases");

@@ -28,7 +28,7 @@ def test_api263_extras_follow_the_model(tmp_path):
 
 
 def test_api265_one_model(llama, tmp_path):
-    """API-265 API-266 B-155: the list form filtered to the id, raw or encoded, ids with a slash; unknown ids, paths among
+    """REG-141 API-265 API-266 B-155: the list form filtered to the id, raw or encoded, ids with a slash; unknown ids, paths among
     them, give an empty list and open nothing. The id is what an answer names."""
     assert llama.get("/v1/models/llama").json() == llama.get("/v1/models").json()
     assert llama.chat(model="llama")["model"] == llama.get("/v1/models").json()["data"][0]["id"]
@@ -100,7 +100,7 @@ def test_api273_kv_modes():
 
 
 def test_api275_budgets(long_model):
-    """API-275 API-276 API-277: an explicit budget is shown; max_safe_context is what fits the pool and limits nothing that
+    """REG-119 REG-120 REG-244 API-275 API-276 API-277: an explicit budget is shown; max_safe_context is what fits the pool and limits nothing that
     fits; without a budget a prompt of the whole context is taken."""
     with Server("--memory-budget", 0.1, "--kv-budget", 0.004, model=long_model) as s:
         a = s.stats()

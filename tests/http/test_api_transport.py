@@ -351,7 +351,7 @@ def test_api024_texts_of_section_2(llama, path):
 
 
 def test_api030_over_budget(long_model):
-    """API-030 API-320: a prompt above the whole pool is refused with type and code, at once, in both modes; a small one runs."""
+    """REG-121 API-030 API-320: a prompt above the whole pool is refused with type and code, at once, in both modes; a small one runs."""
     with Server("--kv-budget", 0.004, model=long_model) as s:
         prompt = "a b c d e f g h i j k l m n o p " * 2000
         for stream in (False, True):

@@ -59,7 +59,7 @@ def wait_for(what, seconds=300):
 
 
 def test_library_and_models(hub, store):
-    """API-264 API-285 API-286 API-287 REG-132 REG-133 REG-134 REG-137 REG-138 REG-139 REG-140: a row a model, served
+    """REG-247 API-264 API-285 API-286 API-287 REG-132 REG-133 REG-134 REG-137 REG-138 REG-139 REG-140: a row a model, served
     first; the others behind it."""
     hub.repo(NAME).commit(model_files())
     hub.repo("org/more").commit(model_files())
@@ -90,7 +90,7 @@ def test_library_and_models(hub, store):
 
 
 def test_downloads(hub, store):
-    """API-289 API-290 API-291 API-293 REG-142 REG-143 REG-144 REG-145 REG-146 REG-136: those of the command line and
+    """REG-248 API-289 API-290 API-291 API-293 REG-142 REG-143 REG-144 REG-145 REG-146 REG-136: those of the command line and
     of the server; the library follows."""
     hub.repo(NAME).commit(model_files())
     store.get(NAME)

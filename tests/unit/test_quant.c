@@ -103,6 +103,7 @@ static void test_dtypes(void **state)
 }
 
 /* A bit stream written one bit at a time must read back code by code, and dequantise to scale * code + bias. */
+/* REG-168 REG-171 */
 static void test_codes_at_every_width(void **state)
 {
     (void)state;
@@ -150,6 +151,7 @@ static void expect_spec(const struct quant_config *q, const char *path, enum qua
     assert_int_equal(s.group_size, group);
 }
 
+/* REG-163 */
 static void test_b113_overrides_under_any_prefix(void **state) /* B-113 */
 {
     (void)state;

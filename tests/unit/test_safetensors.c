@@ -232,6 +232,7 @@ static void test_nothing_there(void **state)
     assert_int_equal(open_status("/no/such/folder", &err), MB_NOT_FOUND);
 }
 
+/* REG-150 REG-152 */
 static void test_write_and_read_back(void **state)
 {
     (void)state;

@@ -394,6 +394,7 @@ static void drop_dir(void)
 #define NAMED "{\"chat_template\":[{\"name\":\"default\",\"template\":\"D\"},{\"name\":\"tool_use\",\"template\":\"U\"}," \
               "{\"name\":\"rag\",\"template\":\"{% nope %}\"}]}"
 
+/* REG-159 */
 static void test_b022_files(void **state)
 {
     struct chat_templates t;
