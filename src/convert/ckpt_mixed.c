@@ -1,42 +1,30 @@
 /* ckpt_mixed.c: bits and group of each module under a bound on the whole, from measured sensitivity (engine/sensitivity.h).
  *
  * For every module and candidate the squared error of the weights is computed; the loss of a candidate is the module's measured
- * figure, scaled by its error over the probe's. Then a greedy knapsack over the lower convex hull of each module's
- * (bytes, loss): losses of modules are taken to add up, as they do while they are small.
+ * figure, scaled by its error over the probe's. Then a greedy knapsack with guards (ckpt_choose.h) over the lower convex hull of each
+ * module's (bytes, loss): losses of modules are taken to add up, as they do while they are small.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/threads.h"
+#include "convert/ckpt_choose.h"
 #include "convert/ckpt_int.h"
 #include "format/quantise.h"
 
 #define ROWS_AT_ONCE 256
 
-/* One way to store a module. */
-struct choice {
-    struct quant_spec spec;
-    uint64_t bytes;
-    double error, loss;
-};
-
-struct module {
-    const struct conv_item *it;
-    struct choice choice[MIXED_MAX_CANDIDATES]; /* after hull_make: rising bytes, falling loss */
-    int n_choices, i_now;
-    double probe_error;
-};
-
 struct mixed {
     struct conv *c;
     const struct mixed_opts *opts;
     struct pool *pool;
-    struct module *modules; /* [n_modules], arena */
+    struct mixed_module *modules; /* [n_modules], arena */
     size_t n_modules;
     uint64_t plain_bytes;   /* of everything that is not chosen */
+    double sum_figures;
     /* one piece of work */
-    struct module *at;
+    struct mixed_module *at;
     int64_t first, n;
     double *row_error;      /* [ROWS_AT_ONCE][MIXED_MAX_CANDIDATES + 1] */
     bool bad;
@@ -112,7 +100,7 @@ static void errors_share(void *ctx, int i_thread, int n_threads)
 }
 
 /* All rows, summed in their order. */
-static mb_status module_errors(struct mixed *x, struct module *m)
+static mb_status module_errors(struct mixed *x, struct mixed_module *m)
 {
     x->at = m;
     for (x->first = 0; x->first < m->it->n_rows; x->first += x->n) {
@@ -153,9 +141,11 @@ static double figure_of(const struct mixed *x, const struct conv_item *it)
     return -1;
 }
 
-static void choices_begin(const struct mixed *x, struct module *m, const struct conv_item *it)
+static void choices_begin(const struct mixed *x, struct mixed_module *m, const struct conv_item *it)
 {
     m->it = it;
+    m->n_weights = it->n_rows * it->n_in;
+    m->block = choose_block_of(it->module);
     for (int i = 0; i < x->opts->n_candidates; i++) {
         struct quant_spec s = x->opts->candidates[i];
         if (it->n_in % s.group_size == 0) m->choice[m->n_choices++] = (struct choice){ .spec = s, .bytes = spec_bytes(x->c, it, s) };
@@ -177,7 +167,7 @@ static double slope(const struct choice *a, const struct choice *b)
 }
 
 /* What stays: each step saves loss, and no later step saves more a byte than an earlier one. */
-static void hull_make(struct module *m)
+static void hull_make(struct mixed_module *m)
 {
     int n = 0;
     qsort(m->choice, (size_t)m->n_choices, sizeof m->choice[0], by_bytes);
@@ -190,7 +180,7 @@ static void hull_make(struct module *m)
     m->n_choices = n;
 }
 
-static mb_status module_make(struct mixed *x, struct module *m, const struct conv_item *it)
+static mb_status module_make(struct mixed *x, struct mixed_module *m, const struct conv_item *it)
 {
     double figure = figure_of(x, it);
     choices_begin(x, m, it);
@@ -219,6 +209,7 @@ static mb_status modules_make(struct mixed *x)
             continue;
         }
         MB_TRY(module_make(x, &x->modules[x->n_modules++], it));
+        x->sum_figures += figure_of(x, it);
         if (x->opts->progress && !x->opts->progress(x->opts->progress_ctx, i + 1, c->n_items))
             return mb_fail(x->err, MB_CANCELLED, "%s: the conversion was cancelled", c->src_dir);
     }
@@ -226,22 +217,6 @@ static mb_status modules_make(struct mixed *x)
 }
 
 /* --- the knapsack --- */
-
-/* The step that saves most loss a byte and fits; the first of equals. NULL: none. */
-static struct module *best_step(struct mixed *x, uint64_t room)
-{
-    struct module *best = NULL;
-    double most = 0;
-    for (size_t i = 0; i < x->n_modules; i++) {
-        struct module *m = &x->modules[i];
-        const struct choice *now = &m->choice[m->i_now];
-        if (m->i_now + 1 >= m->n_choices || now[1].bytes - now[0].bytes > room) continue;
-        if (best && slope(now, now + 1) <= most) continue;
-        best = m;
-        most = slope(now, now + 1);
-    }
-    return best;
-}
 
 static uint64_t limit_bytes(const struct mixed *x)
 {
@@ -257,14 +232,14 @@ static mb_status refuse_target(const struct mixed *x, uint64_t least_bytes)
 
 static mb_status choose(struct mixed *x, struct mixed_result *r)
 {
+    if (x->n_modules > 0 && !(x->sum_figures > 0)) /* REG-205: uniform bits must cost something against the reference */
+        return mb_fail(x->err, MB_INVALID, "the calibration texts show no loss from any module at %d bits: they say nothing about this model; "
+                       "name others with --calibration-mix", x->opts->probe.bits);
     double n = (double)x->c->result.n_parameters;
     uint64_t limit = limit_bytes(x), used = x->plain_bytes;
     for (size_t i = 0; i < x->n_modules; i++) used += x->modules[i].choice[0].bytes;
     if (used > limit) return refuse_target(x, used);
-    for (struct module *m; (m = best_step(x, limit - used));) {
-        used += m->choice[m->i_now + 1].bytes - m->choice[m->i_now].bytes;
-        m->i_now++;
-    }
+    used += choose_bits(x->modules, x->n_modules, limit - used, x->opts->target_bpw);
     r->bits_per_weight = 8 * (double)used / n;
     for (size_t i = 0; i < x->n_modules; i++) {
         const struct choice *now = &x->modules[i].choice[x->modules[i].i_now];
@@ -294,7 +269,7 @@ static uint64_t least_bytes(const struct mixed *x)
     uint64_t sum = 0;
     for (size_t i = 0; i < x->c->n_items; i++) {
         const struct conv_item *it = &x->c->items[i];
-        struct module m = { 0 };
+        struct mixed_module m = { 0 };
         uint64_t least = (uint64_t)(it->n_rows * it->n_in) * (uint64_t)dtype_get(it->dtype)->size_bytes;
         if (it->to.mode != QUANT_NONE) choices_begin(x, &m, it);
         for (int k = 0; k < m.n_choices; k++) least = m.choice[k].bytes < least ? m.choice[k].bytes : least;

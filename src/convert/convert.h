@@ -129,8 +129,8 @@ const char *convert_calibration_text(size_t *len);
 mb_status convert_mixed_check(const char *src_dir, const struct mixed_opts *opts, mb_error *err);
 /* Choose bits and group of each module. A candidate's loss is the module's figure times its squared weight error over the probe's
  * (loss grows with the square of the error); beginning with the fewest bytes, the step that saves most loss a byte is taken while
- * the target allows. *plan: a new object for checkpoint_opts.plan. The same inputs give the same plan, whatever n_threads.
- * MB_INVALID when even the smallest candidates are above the target (names the least bits per weight), and what
+ * the target allows; embedding, head, first and last block, blocks and runs of blocks are guarded (ckpt_choose.h). *plan: a new object for checkpoint_opts.plan. The same inputs give the same plan, whatever n_threads.
+ * MB_INVALID when even the smallest candidates are above the target (names the least bits per weight), when all figures are 0, and what
  * convert_checkpoint gives for a source. Reads the whole source once. */
 mb_status convert_mixed_plan(const char *src_dir, const struct mixed_opts *opts, json_t **plan, struct mixed_result *result,
                              mb_error *err);

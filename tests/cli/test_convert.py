@@ -312,6 +312,17 @@ def test_mixed_precision_without_a_corpus(tmp_path):
     assert set(own) == set(figures[0]) and own != figures[0]
 
 
+def test_mixed_precision_needs_a_loss(tmp_path):
+    """REG-205: a probe that costs nothing anywhere (weights of zeros here) says nothing about any module: refused, not guessed."""
+    src = source.write("llama-bf16", tmp_path / "src")
+    for path in src.glob("*.safetensors"):
+        data = path.read_bytes()
+        head = 8 + int.from_bytes(data[:8], "little")
+        path.write_bytes(data[:head] + bytes(len(data) - head))
+    p = run("convert", src, tmp_path / "out", "--target-bpw", "5.5", "--n-calibration", 1, ok=False)
+    assert p.returncode == 2 and "show no loss" in p.stderr and not (tmp_path / "out").exists()
+
+
 def test_mixed_precision_of_experts(tmp_path):
     """REG-202: experts one by one are not measured, which says what to do; stacked, each layer's experts are one module."""
     src = source.write("qwen3_moe", tmp_path / "src")
