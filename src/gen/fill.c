@@ -15,6 +15,7 @@
 
 enum { FILL_MAX_TOOLS = 32, MAX_VARIANTS = 8 };
 #define TRIAL_BYTES ((size_t)1 << 20)
+#define CLOSED_BYTES ((size_t)1 << 16) /* of a call whose end is put in */
 
 /* API-171. A budget of thought decides about draws, too. */
 bool fill_wanted(const struct gen_stream *s)
@@ -42,14 +43,18 @@ static bool is_text(const struct tool *t, const char *key)
     return type && strcmp(type, "string") == 0;
 }
 
-/* Arguments that differ from their first byte on. */
+static size_t n_variants(const char *key, bool text)
+{
+    return !key ? 2 : text ? 6 : 7;
+}
+
+/* Arguments that differ from their first byte on. NULL: no memory. */
 static json_t *arguments(const char *key, bool text, size_t i)
 {
     static const char *const texts[] = { "Ab", "9x", "", " y", "\n", "_" };
     static const char *const values[] = { "7", "-1", "true", "[1]", "{\"a\":1}", "\"A\"", "null" };
     json_t *v = NULL;
-    if (!key) return i > 1 ? NULL : i == 0 ? json_object() : json_pack("{s:s}", "zq", "Ab");
-    if (i >= (text ? 6 : 7)) return NULL;
+    if (!key) return i == 0 ? json_object() : json_pack("{s:s}", "zq", "Ab");
     if (text) v = json_string(texts[i]);
     else if (json_read(&v, values[i], strlen(values[i]), JSON_READ_ANY, NULL) != MB_OK) v = NULL;
     json_t *o = v ? json_object() : NULL;
@@ -61,7 +66,7 @@ static json_t *arguments(const char *key, bool text, size_t i)
     return o;
 }
 
-/* A history with n equal calls, from the last opening sign of its text on (the first of two). args: taken. */
+/* A history with n equal calls, from the first opening sign of its text on. args: taken. Whatever lacks memory marks the arena. */
 static bool trial(struct gen_stream *s, struct arena *a, const char *name, json_t *args, int n, struct str *out)
 {
     json_t *calls = json_array();
@@ -72,11 +77,12 @@ static bool trial(struct gen_stream *s, struct arena *a, const char *name, json_
                                                     "name", name, "arguments", args)) == 0;
     json_t *messages = ok ? json_pack("[{s:s, s:s}, {s:s, s:s, s:O}]", "role", "user", "content", "a", "role", "assistant",
                                       "content", "", "tool_calls", calls) : NULL;
-    ok = messages && render_trial(s->g->text, messages, a, out, &why) == MB_OK;
+    mb_status st = messages ? render_trial(s->g->text, messages, a, out, &why) : MB_NO_MEMORY;
+    if (st == MB_NO_MEMORY) a->failed = true;
     json_decref(args);
     json_decref(calls);
     json_decref(messages);
-    if (!ok) return false;
+    if (st != MB_OK) return false;
     const char *at = strstr(out->ptr, s->fill.sign);
     *out = (struct str){ at, at ? out->len - (size_t)(at - out->ptr) : 0 };
     return at != NULL;
@@ -86,7 +92,9 @@ static bool encode(const struct tokenizer *t, struct arena *a, struct str text, 
 {
     struct encode_opts opts = { .want_ends = true };
     mb_error why;
-    return tokenizer_encode(t, a, text.ptr, text.len, &opts, out, &why) == MB_OK;
+    mb_status st = tokenizer_encode(t, a, text.ptr, text.len, &opts, out, &why);
+    if (st == MB_NO_MEMORY) a->failed = true;
+    return st == MB_OK;
 }
 
 static size_t common(struct str a, struct str b)
@@ -121,14 +129,14 @@ static bool tool_trials(struct gen_stream *s, struct arena *a, const struct tool
     bool text = key && is_text(t, key);
     struct str said[MAX_VARIANTS];
     struct token_list first = { 0 }, list = { 0 };
-    size_t n = 0, same = 0;
-    for (json_t *args; n < MAX_VARIANTS && (args = arguments(key, text, n)) != NULL; n++) {
-        if (!trial(s, a, t->name, args, 1, &said[n]) || !encode(s->g->text->tok, a, said[n], n ? &list : &first)) return false;
+    size_t same = 0;
+    for (size_t n = 0; n < n_variants(key, text); n++) {
+        if (!trial(s, a, t->name, arguments(key, text, n), 1, &said[n]) || !encode(s->g->text->tok, a, said[n], n ? &list : &first)) return false;
         size_t k = 0;
         while (n && k < same && k < list.n && list.ids[k] == first.ids[k]) k++;
         same = n ? k : first.n;
     }
-    if (n < 2 || same == 0 || first.ids[0] != s->fill.sign_id) return false;
+    if (same == 0 || first.ids[0] != s->fill.sign_id) return false;
     int32_t *ids = arena_alloc_array(&s->arena, same, sizeof *ids);
     if (!ids) return false;
     memcpy(ids, first.ids, same * sizeof *ids);
@@ -162,10 +170,11 @@ mb_status fill_prepare(struct gen_stream *s, mb_error *err)
     arena_init(&a, TRIAL_BYTES * (set->n + 1));
     bool ok = find_sign(s, &a);
     for (size_t i = 0; i < set->n && ok; i++) ok = tool_trials(s, &a, &set->tools[i], &s->fill.tools[i]);
+    bool lost = a.failed || s->arena.failed;
     arena_free(&a);
     if (ok) s->fill.n = set->n; /* a tool whose calls are not known may be meant by any beginning */
     else s->fill.sign = NULL;
-    return s->arena.failed ? mb_fail(err, MB_NO_MEMORY, "no memory for the forms of calls") : MB_OK;
+    return lost ? mb_fail(err, MB_NO_MEMORY, "no memory for the forms of calls") : MB_OK;
 }
 
 /* --- while a call is written --- */
@@ -222,7 +231,7 @@ static int32_t closing(struct gen_choice *c, struct arena *a, const int32_t *cal
     struct token_list list = { 0 };
     const char *sign;
     struct str since;
-    if (!tool_scan_block(&c->tools, &sign, &since)) return 0;
+    if (!tool_scan_block(&c->tools, &sign, &since) || since.len > CLOSED_BYTES) return 0;
     for (size_t i = 0; i < p->n; i++) {
         const struct fill_tool *t = &p->tools[i];
         if (!t->open.ptr || since.len <= t->open.len || !begins(since, 0, t->open)) continue;
@@ -243,13 +252,14 @@ bool fill_put(struct gen_choice *c, const int32_t *ids, int32_t n_ids, int32_t n
     const int32_t *next = NULL;
     struct arena a;
     if (at < 0 || n_call <= 0) return false;
-    arena_init(&a, TRIAL_BYTES);
+    arena_init(&a, 0);
     int32_t n = agreed(&c->s->fill, ids + at, n_call, &next);
     if (n == 0) n = closing(c, &a, ids + at, n_call, &next);
     if (n > c->s->g->opt.fill.max_span) n = (int32_t)c->s->g->opt.fill.max_span;
     if (n > n_max) n = n_max;
     out->n = n;
     out->sure = n > 0;
+    if (a.failed) c->failed = true; /* what follows would be another answer */
     if (n > 0) memcpy(out->ids, next, (size_t)n * sizeof *out->ids);
     arena_free(&a);
     return n > 0;
