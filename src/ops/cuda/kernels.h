@@ -91,7 +91,7 @@ int ck_gather(const struct ck_ctx *c, const struct ck_weight *w, const int32_t *
 /* CK_X_ROWS: [token][k_pad] f16. CK_X_TILES: blocks of 128 tokens in the order of the shared-memory tiles (kernels_dev.cuh:
  * ck_x_off). Whoever writes an input writes k in [k, k_pad) as zeros; tokens beyond m need not be written. */
 enum ck_x_layout { CK_X_ROWS = 0, CK_X_TILES };
-#define CK_X_ROWS_MAX 32
+#define CK_X_ROWS_MAX 64
 struct ck_x {
     void *v;
     int layout;

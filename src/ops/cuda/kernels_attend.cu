@@ -213,6 +213,13 @@ template <int DP, bool BF> static __device__ __forceinline__ void s_tile(float s
 static __device__ __forceinline__ void mask_tile(float s[8][4], float softcap, int key0, const int lo[2], const int hi[2], int lane, float most[2])
 {
     most[0] = most[1] = -INFINITY;
+    bool all = key0 >= lo[0] && key0 >= lo[1] && key0 + 64 <= hi[0] && key0 + 64 <= hi[1];
+    if (__all_sync(~0u, all) && softcap == 0.0f) { /* nothing to hide */
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) most[e >> 1] = s[i][e] > most[e >> 1] || s[i][e] != s[i][e] ? s[i][e] : most[e >> 1];
+    } else {
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
@@ -224,6 +231,7 @@ static __device__ __forceinline__ void mask_tile(float s[8][4], float softcap, i
             s[i][e] = v;
             most[r] = v > most[r] || v != v ? v : most[r]; /* a NaN stays */
         }
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++)
 #pragma unroll
@@ -384,6 +392,10 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(128) small_k
         return (const uint16_t *)((const uint8_t *)g.a.pool + (int64_t)g.a.pages[u.i_table * g.a.ld_pages + (key0 >> 6) + w] * 4096 + head);
     };
     auto active = [&](int w) { return key0 + w * 64 < hi_max && key0 + w * 64 + 64 > lo_min; };
+    if (active(warp) && lane == 0) { /* both halves are under way while q is prepared */
+        ck_prefetch(page(warp), 64 * DP * 2);
+        ck_prefetch(page(warp) + 64 * DP, 64 * DP * 2);
+    }
     q_frags<DP, BF>(qs, g, u, kvh, row0, n_rows, lane, warp, 4);
     __syncthreads();
     float s[8][4], most[2] = { -INFINITY, -INFINITY };
@@ -536,12 +548,13 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(128) large_k
                 for (int r = 0; r < 2; r++) {
                     float m1 = most[r] > m[r] || most[r] != most[r] ? most[r] : m[r], al = step_down(m[r], m1);
                     m[r] = m1;
+                    most[r] = al;
+                }
+                if (__any_sync(~0u, most[0] != 1.0f || most[1] != 1.0f)) /* times 1 changes no bit */
 #pragma unroll
                     for (int n = 0; n < NB; n++)
 #pragma unroll
-                        for (int e = 0; e < 2; e++) o[n][2 * r + e] = __fmul_rn(o[n][2 * r + e], al);
-                    most[r] = al;
-                }
+                        for (int e = 0; e < 4; e++) o[n][e] = __fmul_rn(o[n][e], most[e >> 1]);
                 p_tile<BF>(s, m, ph, pl, sum);
 #pragma unroll
                 for (int r = 0; r < 2; r++) l[r] = __fmaf_rn(l[r], most[r], sum[r]);

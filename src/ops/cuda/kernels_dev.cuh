@@ -44,6 +44,17 @@ static __device__ __forceinline__ void ck_pdl_launch(void)
 #endif
 }
 
+/* Towards the second-level cache; bytes a multiple of 16. */
+static __device__ __forceinline__ void ck_prefetch(const void *p, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#else
+    (void)p;
+    (void)bytes;
+#endif
+}
+
 /* --- bulk copies and barriers in shared memory (sm_90) --- */
 
 static __device__ __forceinline__ uint32_t ck_smem(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -214,40 +225,48 @@ static __device__ __forceinline__ float ck_tanh(float x) /* 1 - 2 / (1 + e^2x), 
     t = a < 0.02f ? __fmul_rn(a, __fmaf_rn(__fmul_rn(a, a), -0.333333333f, 1.0f)) : t;
     return copysignf(t, x);
 }
-/* row: of the part. */
-static __device__ __forceinline__ void ck_out_store(const struct ck_out &o, float mul, int row, int token, float sum)
+/* What a row brings to its outputs, loaded once: outputs might alias it as far as the compiler knows. */
+struct ck_row { float factor, bias; };
+static __device__ __forceinline__ struct ck_row ck_row_load(const struct ck_out &o, float mul, int row)
 {
-    float v = __fmul_rn(sum, __fmul_rn(mul, o.row_scale[row]));
-    if (o.bias) v = __fadd_rn(v, o.bias[row]);
+    struct ck_row r = { 0.0f, 0.0f };
+    if (row >= o.n) return r;
+    r.factor = __fmul_rn(mul, o.row_scale[row]);
+    if (o.bias) r.bias = o.bias[row];
+    return r;
+}
+static __device__ __forceinline__ float ck_out_value(const struct ck_out &o, struct ck_row r, float sum)
+{
+    float v = __fmul_rn(sum, r.factor);
+    if (o.bias) v = __fadd_rn(v, r.bias);
     if (o.scale != 0.0f) v = __fmul_rn(v, o.scale);
     if (o.softcap != 0.0f) v = __fmul_rn(o.softcap, ck_tanh(__fdiv_rn(v, o.softcap)));
-    float *y = o.y + (int64_t)token * o.ld_y + row;
-    *y = o.add ? __fadd_rn(*y, v) : v;
+    return v;
 }
 /* Gate and up products -> activation, as plan.h's glu_kind. */
 static __device__ __forceinline__ float ck_glu(int kind, float g, float u)
 {
     const float log2e = 1.44269504088896341f;
     if (kind == 0) return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, ck_exp2(__fmul_rn(g, -log2e)))), u);
-    if (kind == 1) {
-        float in = __fmul_rn(0.7978845608028654f, __fmaf_rn(0.044715f, __fmul_rn(__fmul_rn(g, g), g), g));
-        return __fmul_rn(__fmul_rn(__fmul_rn(0.5f, g), __fadd_rn(1.0f, ck_tanh(in))), u);
+    if (kind == 1) { /* 0.5 (1 + tanh z) = 1 / (1 + e^-2z): nothing cancels */
+        float z = __fmul_rn(0.7978845608028654f, __fmaf_rn(0.044715f, __fmul_rn(__fmul_rn(g, g), g), g));
+        return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, ck_exp2(__fmul_rn(z, -2.0f * log2e)))), u);
     }
     g = fminf(g, 7.0f);
     u = fminf(fmaxf(u, -7.0f), 7.0f);
     return __fmul_rn(__fadd_rn(u, 1.0f), __fdiv_rn(g, __fadd_rn(1.0f, ck_exp2(__fmul_rn(g, -1.702f * log2e)))));
 }
 
-/* Rows [n, k_pad of out) become zeros: they have no weights. */
-static __device__ __forceinline__ float ck_glu_value(const struct ck_out &gate, const struct ck_out &up, const struct ck_x &out, int kind, float mul,
+/* Stored value of a gated output; rows [n, k_pad of out) become zeros: they have no weights. inv: 1 / out.mul. */
+static __device__ __forceinline__ float ck_glu_value(const struct ck_out &gate, const struct ck_out &up, int kind, float inv, struct ck_row rg, struct ck_row ru,
                                                      int row, float g, float u)
 {
     if (row >= gate.n) return 0.0f;
-    g = __fmul_rn(g, __fmul_rn(mul, gate.row_scale[row]));
-    u = __fmul_rn(u, __fmul_rn(mul, up.row_scale[row]));
-    if (gate.bias) g = __fadd_rn(g, gate.bias[row]);
-    if (up.bias) u = __fadd_rn(u, up.bias[row]);
-    return __fmul_rn(ck_glu(kind, g, u), __fdiv_rn(1.0f, out.mul));
+    g = __fmul_rn(g, rg.factor);
+    u = __fmul_rn(u, ru.factor);
+    if (gate.bias) g = __fadd_rn(g, rg.bias);
+    if (up.bias) u = __fadd_rn(u, ru.bias);
+    return __fmul_rn(ck_glu(kind, g, u), inv);
 }
 static __host__ __forceinline__ void ck_fill_out(struct ck_out *o, const struct ck_weight *w, const struct ck_part *p)
 {

@@ -55,17 +55,6 @@ template <> struct wg<128> {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "r"(keep));
     }
 };
-template <> struct wg<64> {
-    static __device__ __forceinline__ void mma(float (&d)[32], const uint32_t a[4], uint64_t desc, int keep)
-    {
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-                     "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"
-                     : F16R(d, 0), F16R(d, 16)
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "r"(keep));
-    }
-};
 #endif
 
 /* Tile number -> row block (slow) and token block (fast: a wave shares weights and most of x stays in the cache). */
@@ -110,8 +99,7 @@ static __global__ void __launch_bounds__(384, 1) gemm_kernel(const __grid_consta
                 int rt = GLU ? block * 4 + (i & 3) : (block - o.unit0) * 8 + i;
                 src[i] = o.tiles + (int64_t)(rt * 16 < o.n ? rt : 0) * a.n_ktile * tile;
             }
-            const uint8_t *x = (const uint8_t *)a.x.v + ((int64_t)(tb * NTOK >> 7) * a.n_ktile * 128 + (tb * NTOK & 127)) * 16 * (NTOK == 128 ? 8 : 1);
-            if (NTOK != 128) x = (const uint8_t *)a.x.v + (int64_t)(tb * NTOK >> 7) * a.n_ktile * 16384 + (tb * NTOK & 127) * 16;
+            const uint8_t *x = (const uint8_t *)a.x.v + (int64_t)tb * a.n_ktile * 16384;
             for (int s = 0; s < n_stage; s++) {
                 int n = 2 * s + 1 < a.n_ktile ? 2 : 1;
                 uint32_t bar = full + 8 * (uint32_t)slot, dst = ck_smem(smem) + (uint32_t)slot * G::slot;
@@ -123,10 +111,7 @@ static __global__ void __launch_bounds__(384, 1) gemm_kernel(const __grid_consta
                     ck_pdl_wait();
                     waited = true;
                 }
-                if (NTOK == 128) ck_bulk_plain(dst + G::w_bytes, x + (int64_t)s * 32768, (uint32_t)(n * 16384), bar);
-                else
-                    for (int i = 0; i < n * 8; i++)
-                        ck_bulk_plain(dst + G::w_bytes + (uint32_t)(i * NTOK * 16), x + (int64_t)s * 32768 + i * 2048, NTOK * 16, bar);
+                ck_bulk_plain(dst + G::w_bytes, x + (int64_t)s * 32768, (uint32_t)(n * 16384), bar);
                 if (++slot == D) {
                     slot = 0;
                     phase ^= 1;
@@ -192,10 +177,25 @@ static __global__ void __launch_bounds__(384, 1) gemm_kernel(const __grid_consta
         if (!GLU) {
             const struct ck_out &o = a.part[part_of(block)];
             int row = (block - o.unit0) * 128 + group * 64 + warp * 16 + (lane >> 2);
+            const struct ck_row rows[2] = { ck_row_load(o, a.x.mul, row), ck_row_load(o, a.x.mul, row + 8) };
+            float *y = o.y + row + (int64_t)(tok0 + (lane & 3) * 2) * o.ld_y;
+            const int n_left = a.m - tok0 - (lane & 3) * 2;
+            const bool in[2] = { row < o.n, row + 8 < o.n };
 #pragma unroll
-            for (int i = 0; i < NTOK / 2; i++) {
-                int r = row + ((i >> 1) & 1) * 8, tok = tok0 + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
-                if (r < o.n && tok < a.m) ck_out_store(o, a.x.mul, r, tok, total[i]);
+            for (int i0 = 0; i0 < NTOK / 2; i0 += 16) {
+                float old[16];
+                if (o.add)
+#pragma unroll
+                    for (int i = 0; i < 16; i++) {
+                        int k = i0 + i, n = (k >> 2) * 8 + (k & 1);
+                        old[i] = in[(k >> 1) & 1] && n < n_left ? y[(int64_t)n * o.ld_y + ((k >> 1) & 1) * 8] : 0.0f;
+                    }
+#pragma unroll
+                for (int i = 0; i < 16; i++) {
+                    int k = i0 + i, n = (k >> 2) * 8 + (k & 1);
+                    float v = ck_out_value(o, rows[(k >> 1) & 1], total[k]);
+                    if (in[(k >> 1) & 1] && n < n_left) y[(int64_t)n * o.ld_y + ((k >> 1) & 1) * 8] = o.add ? __fadd_rn(old[i], v) : v;
+                }
             }
         } else {
             constexpr int H = NTOK / 4; /* sums of half the tokens */
@@ -205,11 +205,15 @@ static __global__ void __launch_bounds__(384, 1) gemm_kernel(const __grid_consta
             for (int i = 0; i < H; i++) mine[i * 128 + tid] = group ? total[i] : total[H + i];
             asm volatile("bar.sync 1, 256;" ::: "memory");
             int row = warp * 16 + (lane >> 2);
+            const float inv = __fdiv_rn(1.0f, a.out.mul);
+            const struct ck_row rg[2] = { ck_row_load(a.part[0], a.x.mul, block * 64 + row), ck_row_load(a.part[0], a.x.mul, block * 64 + row + 8) };
+            const struct ck_row ru[2] = { ck_row_load(a.part[1], a.x.mul, block * 64 + row), ck_row_load(a.part[1], a.x.mul, block * 64 + row + 8) };
 #pragma unroll
             for (int i = 0; i < H; i++) {
                 float other = theirs[i * 128 + tid], own = group ? total[H + i] : total[i];
                 int k = (group ? H : 0) + i, r = row + ((k >> 1) & 1) * 8, n = (k >> 2) * 8 + (lane & 3) * 2 + (k & 1);
-                float v = ck_glu_value(a.part[0], a.part[1], a.out, a.glu, a.x.mul, block * 64 + r, group ? other : own, group ? own : other);
+                float v = ck_glu_value(a.part[0], a.part[1], a.glu, inv, rg[(i >> 1) & 1], ru[(i >> 1) & 1], block * 64 + r, group ? other : own,
+                                       group ? own : other);
                 int j = ((r >> 5) & 1) * 2 + ((r >> 2) & 1), t4 = (r >> 3) & 3, h = (r >> 1) & 1;
                 out_tile[((j * 2 + h) * NTOK + n) * 8 + 2 * t4 + (r & 1)] = __float2half_rn(v);
             }
@@ -229,11 +233,6 @@ static __global__ void __launch_bounds__(384, 1) gemm_kernel(const __grid_consta
 
 template <int FMT, int NS, bool GLU> static int launch(const struct ck_ctx *c, struct gemm_args a, cudaStream_t st)
 {
-    if (a.m <= 64) {
-        a.n_tok_blocks = 1;
-        int n = a.n_blocks < c->n_sm ? a.n_blocks : c->n_sm;
-        return ck_launch(c, gemm_kernel<FMT, NS, 64, GLU>, dim3((unsigned)n), 384, gemm<FMT, NS, 64>::bytes, st, a);
-    }
     a.n_tok_blocks = (a.m + 127) / 128;
     int n = a.n_blocks * a.n_tok_blocks < c->n_sm ? a.n_blocks * a.n_tok_blocks : c->n_sm;
     return ck_launch(c, gemm_kernel<FMT, NS, 128, GLU>, dim3((unsigned)n), 384, gemm<FMT, NS, 128>::bytes, st, a);

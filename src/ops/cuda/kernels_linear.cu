@@ -52,35 +52,52 @@ template <int NT> static __device__ __forceinline__ void x_load(uint4 x[NT][2], 
     }
 }
 
-/* Leaf sums of a unit, in order, by the threads [i0, n_threads) ...: each takes whole float4s. */
-template <int NT, int RT>
-static __device__ __forceinline__ void sum_leaves(const struct linear_args &a, const float4 (*red)[RT][NT][32], int p, int row_tile, int token0, int q, int l)
+/* Row tile r of a unit: plain units are RT neighbours of one part, gated ones RT / 2 of gate, then the same of up. */
+template <int RT, bool GLU> static __device__ __forceinline__ int row_tile_of(int unit, int r) { return GLU ? unit * (RT / 2) + r % (RT / 2) : unit * RT + r; }
+
+/* Leaf sums of a unit, in order; lane l has float4 l of tokens token0 + 8 q ... of each row tile. */
+template <int NT, int RT, bool GLU>
+static __device__ __forceinline__ void sum_leaves(const struct linear_args &a, const float4 (*red)[RT][NT][32], int p, int unit, int token0, int q, int l)
 {
-    float4 s[RT];
+    const int token = token0 + q * 8 + (l & 3) * 2;
+    constexpr int OUT = GLU ? RT / 2 : RT;
+    const float inv = GLU ? __fdiv_rn(1.0f, a.out.mul) : 0.0f;
 #pragma unroll
-    for (int r = 0; r < RT; r++) {
-        s[r] = red[0][r][q][l];
+    for (int r = 0; r < OUT; r++) {
+        float s[2][4];
 #pragma unroll
-        for (int k = 1; k < WARPS; k++) {
-            float4 v = red[k][r][q][l];
-            s[r].x = __fadd_rn(s[r].x, v.x);
-            s[r].y = __fadd_rn(s[r].y, v.y);
-            s[r].z = __fadd_rn(s[r].z, v.z);
-            s[r].w = __fadd_rn(s[r].w, v.w);
+        for (int h = 0; h < (GLU ? 2 : 1); h++) {
+            float4 v = red[0][r + h * OUT][q][l];
+            s[h][0] = v.x, s[h][1] = v.y, s[h][2] = v.z, s[h][3] = v.w;
+#pragma unroll
+            for (int k = 1; k < WARPS; k++) {
+                v = red[k][r + h * OUT][q][l];
+                s[h][0] = __fadd_rn(s[h][0], v.x);
+                s[h][1] = __fadd_rn(s[h][1], v.y);
+                s[h][2] = __fadd_rn(s[h][2], v.z);
+                s[h][3] = __fadd_rn(s[h][3], v.w);
+            }
         }
-    }
-    int row = row_tile * 16 + (l >> 2), token = token0 + q * 8 + (l & 3) * 2;
+        const int row = row_tile_of<RT, GLU>(unit, r) * 16 + (l >> 2);
+        const struct ck_out &o = a.part[p];
+        struct ck_row rows[2] = { ck_row_load(o, a.x.mul, row), ck_row_load(o, a.x.mul, row + 8) }, ups[2] = { rows[0], rows[1] };
+        if (GLU) {
+            ups[0] = ck_row_load(a.part[1], a.x.mul, row);
+            ups[1] = ck_row_load(a.part[1], a.x.mul, row + 8);
+        }
+        float old[4], v[4];
 #pragma unroll
-    for (int e = 0; e < 4; e++) {
-        int rr = row + (e >> 1) * 8, tk = token + (e & 1);
-        float v = e == 0 ? s[0].x : e == 1 ? s[0].y : e == 2 ? s[0].z : s[0].w;
-        if (tk >= a.m) continue;
-        if (RT == 1) {
-            if (rr < a.part[p].n) ck_out_store(a.part[p], a.x.mul, rr, tk, v);
-        } else {
-            float u = e == 0 ? s[RT - 1].x : e == 1 ? s[RT - 1].y : e == 2 ? s[RT - 1].z : s[RT - 1].w;
-            ((__half *)a.out.v)[ck_x_off(a.out.layout, a.out.k_pad, tk, rr)] =
-                __float2half_rn(ck_glu_value(a.part[0], a.part[RT - 1], a.out, a.glu, a.x.mul, rr, v, u));
+        for (int e = 0; e < 4; e++) {
+            int rr = row + (e >> 1) * 8, tk = token + (e & 1);
+            old[e] = !GLU && o.add && tk < a.m && rr < o.n ? o.y[(int64_t)tk * o.ld_y + rr] : 0.0f;
+            v[e] = GLU ? ck_glu_value(o, a.part[1], a.glu, inv, rows[e >> 1], ups[e >> 1], rr, s[0][e], s[1][e]) : ck_out_value(o, rows[e >> 1], s[0][e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int rr = row + (e >> 1) * 8, tk = token + (e & 1);
+            if (tk >= a.m) continue;
+            if (!GLU && rr < o.n) o.y[(int64_t)tk * o.ld_y + rr] = o.add ? __fadd_rn(old[e], v[e]) : v[e];
+            if (GLU && rr < a.out.k_pad) ((__half *)a.out.v)[ck_x_off(a.out.layout, a.out.k_pad, tk, rr)] = __float2half_rn(v[e]);
         }
     }
 }
@@ -93,7 +110,7 @@ static __device__ __forceinline__ const uint8_t *unit_tiles(const struct linear_
 }
 
 /* Straight loads: before sm_90. */
-template <int FMT, int NS, int NT, int RT>
+template <int FMT, int NS, int NT, int RT, bool GLU>
 static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ < 900
@@ -105,9 +122,9 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
     const __half *xp = (const __half *)a.x.v + (int64_t)(token0 + (lane >> 2)) * a.x.k_pad + (lane & 3) * 8;
     for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x) {
         const uint8_t *tiles[RT];
-        int p = RT == 2 ? 0 : part_of(a, unit), row_tile = unit - a.part[p].unit0;
+        int p = GLU ? 0 : part_of(a, unit), u = unit - a.part[p].unit0;
 #pragma unroll
-        for (int r = 0; r < RT; r++) tiles[r] = unit_tiles<FMT, NS>(a, p + r, row_tile);
+        for (int r = 0; r < RT; r++) tiles[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, row_tile_of<RT, GLU>(u, r));
         float acc[RT][NT][4] = {};
         for (int g = first; g < last; g++) {
             ck_lane_tile<FMT, NS> w[RT];
@@ -122,7 +139,7 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
 #pragma unroll
             for (int q = 0; q < NT; q++) red[warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
         __syncthreads();
-        if (warp < NT) sum_leaves<NT, RT>(a, red, p, row_tile, token0, warp, lane);
+        if (warp < NT) sum_leaves<NT, RT, GLU>(a, red, p, u, token0, warp, lane);
         __syncthreads();
     }
 #endif
@@ -131,19 +148,22 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
 /* sm_90: every warp has a ring of its own that bulk copies fill, STAGE tiles of each row tile at a time. The ring runs ahead over units,
  * and its first copies are under way before the kernel waits for the one before it. Leaf sums of unit i are added by warp i % 8 once
  * it has finished unit i + 1, so that nobody waits for the slowest. */
+/* Up to 8 tokens two blocks share a multiprocessor: a warp alone waits too much for its own instructions. */
 template <int FMT, int NS, int NT, int RT> struct ring {
     enum {
+        blocks = NT == 1 ? 2 : 1,
         tile = ck_tile_size<FMT, NS>(),
         stage = 2304 / (RT * tile) > 0 ? 2304 / (RT * tile) : 1,
         slot = RT * stage * tile,
         red = WARPS * RT * NT * 512,
-        fit = (112 * 1024 - 2 * red) / (WARPS * slot),
-        depth = fit > 5 ? 5 : fit < 3 ? 3 : fit,
+        room = NT == 1 ? 108 * 1024 : 160 * 1024,
+        fit = (room - 2 * red) / (WARPS * slot),
+        depth = fit > 5 ? 5 : fit < 2 ? 2 : fit,
         bytes = WARPS * depth * slot + 2 * red + 8 * (WARPS * depth + 4)
     };
 };
 
-template <int FMT, int NS, int NT, int RT>
+template <int FMT, int NS, int NT, int RT, bool GLU>
 static __global__ void __launch_bounds__(WARPS * 32) ring_kernel(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -158,7 +178,6 @@ static __global__ void __launch_bounds__(WARPS * 32) ring_kernel(const __grid_co
     const int token0 = (int)blockIdx.y * NT * 8, n_left = a.m - token0 - (lane >> 2);
     const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
 
-    ck_pdl_launch();
     if (lane == 0)
         for (int i = 0; i < D; i++) ck_mbar_init(full + 8u * (uint32_t)i, 1);
     if (threadIdx.x == 0)
@@ -175,9 +194,10 @@ static __global__ void __launch_bounds__(WARPS * 32) ring_kernel(const __grid_co
     const uint64_t policy = ck_policy_first();
     auto seek = [&]() {
         if (at_unit >= a.n_units) return;
-        int p = RT == 2 ? 0 : part_of(a, at_unit);
+        int p = GLU ? 0 : part_of(a, at_unit);
 #pragma unroll
-        for (int r = 0; r < RT; r++) src[r] = unit_tiles<FMT, NS>(a, p + r, at_unit - a.part[p].unit0) + (int64_t)first * tile;
+        for (int r = 0; r < RT; r++)
+            src[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, row_tile_of<RT, GLU>(at_unit - a.part[p].unit0, r)) + (int64_t)first * tile;
     };
     auto issue = [&](int slot) {
         if (at_unit >= a.n_units || first == last) return;
@@ -207,14 +227,16 @@ static __global__ void __launch_bounds__(WARPS * 32) ring_kernel(const __grid_co
     int slot = 0, i_unit = 0;
     uint32_t phase = 0;
     auto sum_unit = [&](int i) {
-        int unit = (int)blockIdx.x + i * (int)gridDim.x, p = RT == 2 ? 0 : part_of(a, unit);
+        int unit = (int)blockIdx.x + i * (int)gridDim.x, p = GLU ? 0 : part_of(a, unit);
         ck_mbar_wait(red_full + 8u * (uint32_t)(i & 1), (uint32_t)(i >> 1) & 1);
 #pragma unroll
-        for (int q = 0; q < NT; q++) sum_leaves<NT, RT>(a, red[i & 1], p, unit - a.part[p].unit0, token0, q, lane);
+        for (int q = 0; q < NT; q++) sum_leaves<NT, RT, GLU>(a, red[i & 1], p, unit - a.part[p].unit0, token0, q, lane);
         __syncwarp();
         if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)(i & 1));
     };
     for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x, i_unit++) {
+        /* The next kernel may come when this block's last unit begins: earlier it would take room from blocks still to start. */
+        if (unit + (int)gridDim.x >= a.n_units) ck_pdl_launch();
         float acc[RT][NT][4] = {};
         for (int g = first; g < last; g += STAGE) {
             const uint8_t *at = my + slot * R::slot;
@@ -261,44 +283,57 @@ static __global__ void __launch_bounds__(WARPS * 32) ring_kernel(const __grid_co
 
 /* --- launch --- */
 
-template <int FMT, int NS, int NT, int RT> static int launch(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
+template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const struct ck_ctx *c, struct linear_args a, cudaStream_t st)
 {
-    int tokens = (a.m + NT * 8 - 1) / (NT * 8), most = c->major >= 9 ? c->n_sm : c->n_sm * 4;
+    using R = ring<FMT, NS, NT, RT>;
+    a.n_units = 0;
+    for (int p = 0; p < (GLU ? 1 : a.n_parts); p++) { /* RT neighbours make a unit; gated outputs have rows up to k_pad */
+        int64_t rows = GLU ? a.out.k_pad : a.part[p].n, of = 16 * (GLU ? RT / 2 : RT);
+        a.part[p].unit0 = a.n_units;
+        a.n_units += (int)((rows + of - 1) / of);
+    }
+    int tokens = (a.m + NT * 8 - 1) / (NT * 8), most = c->major >= 9 ? c->n_sm * R::blocks : c->n_sm * 4;
     dim3 grid((unsigned)(a.n_units < most ? a.n_units : most), (unsigned)tokens);
-    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT>, grid, WARPS * 32, ring<FMT, NS, NT, RT>::bytes, st, a);
-    return ck_launch(c, linear_kernel<FMT, NS, NT, RT>, grid, WARPS * 32, 0, st, a);
+    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, R::bytes, st, a);
+    return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
 }
-template <int FMT, int NS, int RT> static int launch_nt(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
+/* More tokens: more rows for each load of x, as long as every multiprocessor has some. */
+template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
 {
-    return a.m <= 8 ? launch<FMT, NS, 1, RT>(c, a, st) : a.m <= 16 ? launch<FMT, NS, 2, RT>(c, a, st) : launch<FMT, NS, 4, RT>(c, a, st);
+    int64_t tiles = 0;
+    for (int p = 0; p < a.n_parts; p++) tiles += (a.part[p].n + 15) / 16;
+    bool wide = tiles >= c->n_sm * 3 / 2;
+    if constexpr (GLU) {
+        if (a.m <= 8) return launch<FMT, NS, 1, 2, true>(c, a, st);
+        return a.m <= 16 ? launch<FMT, NS, 2, 2, true>(c, a, st) : launch<FMT, NS, 4, 4, true>(c, a, st);
+    } else {
+        if (a.m <= 8) return launch<FMT, NS, 1, 1, false>(c, a, st);
+        if (a.m <= 16) return wide ? launch<FMT, NS, 2, 2, false>(c, a, st) : launch<FMT, NS, 2, 1, false>(c, a, st);
+        return wide ? launch<FMT, NS, 4, 2, false>(c, a, st) : launch<FMT, NS, 4, 1, false>(c, a, st);
+    }
 }
-template <int RT> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
+template <bool GLU> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
 {
     (void)ns;
-    if (format == CK_F16) return launch_nt<CK_F16, 1, RT>(c, a, st);
+    if (format == CK_F16) return launch_nt<CK_F16, 1, GLU>(c, a, st);
 #ifndef CK_FEW /* a quick build for work on these kernels has two forms only */
-    if (format == CK_Q4) return ns == 1 ? launch_nt<CK_Q4, 1, RT>(c, a, st) : launch_nt<CK_Q4, 2, RT>(c, a, st);
-    return ns == 1 ? launch_nt<CK_Q8, 1, RT>(c, a, st) : ns == 2 ? launch_nt<CK_Q8, 2, RT>(c, a, st) : launch_nt<CK_Q8, 4, RT>(c, a, st);
-#else
-    return launch_nt<CK_Q4, 1, RT>(c, a, st);
+    if (format == CK_Q4 && ns == 2) return launch_nt<CK_Q4, 2, GLU>(c, a, st);
+    if (format == CK_Q8)
+        return ns == 1 ? launch_nt<CK_Q8, 1, GLU>(c, a, st) : ns == 2 ? launch_nt<CK_Q8, 2, GLU>(c, a, st) : launch_nt<CK_Q8, 4, GLU>(c, a, st);
 #endif
+    return launch_nt<CK_Q4, 1, GLU>(c, a, st);
 }
 
 static int run_parts(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st)
 {
-    const struct ck_weight *w0 = parts[0].w;
     struct linear_args a = {};
     a.x = *x;
     a.m = m;
     a.n_parts = n_parts;
     a.n_ktile = (int)(x->k_pad / 64);
     a.glu = -1;
-    for (int i = 0; i < n_parts; i++) {
-        ck_fill_out(&a.part[i], parts[i].w, &parts[i]);
-        a.part[i].unit0 = a.n_units;
-        a.n_units += (int)((parts[i].w->n + 15) / 16);
-    }
-    return launch_format<1>(c, w0->format, w0->n_scale, a, st);
+    for (int i = 0; i < n_parts; i++) ck_fill_out(&a.part[i], parts[i].w, &parts[i]);
+    return launch_format<false>(c, parts[0].w->format, parts[0].w->n_scale, a, st);
 }
 
 extern "C" int ck_linear(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st)
@@ -328,12 +363,11 @@ extern "C" int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m
     a.m = m;
     a.n_parts = 2;
     a.n_ktile = (int)(x->k_pad / 64);
-    a.n_units = (int)(out->k_pad / 16); /* rows beyond n make zeros up to k_pad */
     a.glu = kind;
     struct ck_part g = {}, u = {};
     g.bias = gate_bias;
     u.bias = up_bias;
     ck_fill_out(&a.part[0], gate, &g);
     ck_fill_out(&a.part[1], up, &u);
-    return launch_format<2>(c, gate->format, gate->n_scale, a, st);
+    return launch_format<true>(c, gate->format, gate->n_scale, a, st);
 }
