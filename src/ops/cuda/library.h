@@ -44,24 +44,24 @@ struct cuda_library {
     int (*graph_run)(void *graph, void *stream);
     void (*graph_free)(void *graph);
     /* steps.h */
-    int (*norm)(const struct cs_norm *a, cudaStream_t st);
-    int (*glu)(const struct cs_glu *a, cudaStream_t st);
-    int (*gate)(const struct cs_gate *a, cudaStream_t st);
-    int (*rope)(const struct cs_rope *a, cudaStream_t st);
-    int (*gather_rows)(const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
+    int (*norm)(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st);
+    int (*glu)(const struct ck_ctx *c, const struct cs_glu *a, cudaStream_t st);
+    int (*gate)(const struct ck_ctx *c, const struct cs_gate *a, cudaStream_t st);
+    int (*rope)(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st);
+    int (*gather_rows)(const struct ck_ctx *c, const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
                        cudaStream_t st);
-    int (*lora_apply)(const struct cs_lora *a, cudaStream_t st);
-    int (*linear_finish)(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out,
+    int (*lora_apply)(const struct ck_ctx *c, const struct cs_lora *a, cudaStream_t st);
+    int (*linear_finish)(const struct ck_ctx *c, const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out,
                          int64_t ld_out, int add, cudaStream_t st);
-    int (*delta)(const struct cs_delta *a, cudaStream_t st);
-    int (*route)(const struct cs_route *a, cudaStream_t st);
-    int (*gather_input)(const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
-    int (*expert_add)(const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
+    int (*delta)(const struct ck_ctx *c, const struct cs_delta *a, cudaStream_t st);
+    int (*route)(const struct ck_ctx *c, const struct cs_route *a, cudaStream_t st);
+    int (*gather_input)(const struct ck_ctx *c, const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
+    int (*expert_add)(const struct ck_ctx *c, const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
                       int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
-    int (*experts_finish)(float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
+    int (*experts_finish)(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
                           const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
     size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);
-    int (*sample)(const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
+    int (*sample)(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
                   struct cuda_draw_out *outs, void *scratch, cudaStream_t st);
     /* kernels.h */
     int (*ctx_init)(struct ck_ctx *c, int device);

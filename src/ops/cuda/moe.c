@@ -13,7 +13,7 @@ int cuda_run_route(struct compiled *c, const struct plan_step *s)
                           .n_expert = s->u.route.n_expert, .top_k = s->u.route.top_k,
                           .softmax_chosen = s->u.route.kind == ROUTE_SOFTMAX_CHOSEN, .normalise = s->u.route.normalise,
                           .expert_scale = cuda_constant(c, s, CONST_SCALES) };
-    return c->dev->lib->route(&a, c->dev->stream);
+    return c->dev->lib->route(&c->ctx, &a, c->dev->stream);
 }
 
 /* --- lists --- */
@@ -80,13 +80,13 @@ static int run_expert(struct compiled *c, const struct plan_step *s, const struc
     struct ck_weight down = expert_weight(c, s->u.experts.down, e, d);
     struct ck_x x = rows_input(c, c->moe.x, d, n, in->mul), hidden = rows_input(c, c->moe.hidden, width, n, CUDA_GLU_MUL);
     struct ck_part part = { .w = &down, .y = c->moe.y, .ld_y = d, .bias = bias_at(c, s, CONST_DOWN_BIAS, e * d) };
-    int code = lib->gather_input(in, slots, top_k, n, &x, c->dev->stream);
+    int code = lib->gather_input(&c->ctx, in, slots, top_k, n, &x, c->dev->stream);
     if (code == 0)
         code = lib->linear_glu(&c->ctx, &x, n, &gate, &up, bias_at(c, s, CONST_GATE_BIAS, e * width), bias_at(c, s, CONST_UP_BIAS, e * width),
                                (int)s->u.experts.kind, &hidden, c->dev->stream);
     if (code == 0) code = lib->linear(&c->ctx, &hidden, n, &part, 1, c->dev->stream);
     if (code != 0) return code;
-    return lib->expert_add(c->moe.y, d, slots, n, c->bufs[s->u.experts.route], c->ld[s->u.experts.route], top_k, (int32_t)d, c->moe.acc, d,
+    return lib->expert_add(&c->ctx, c->moe.y, d, slots, n, c->bufs[s->u.experts.route], c->ld[s->u.experts.route], top_k, (int32_t)d, c->moe.acc, d,
                            c->dev->stream);
 }
 
@@ -100,7 +100,7 @@ int cuda_run_experts(struct compiled *c, const struct plan_step *s)
     for (int32_t e = 0; code == 0 && e < s->u.experts.n_expert; e++)
         if (c->moe.first[e + 1] > c->moe.first[e]) code = run_expert(c, s, in, e);
     if (code != 0) return code;
-    return c->dev->lib->experts_finish(c->moe.acc, d, c->batch.m, (int32_t)d, shared >= 0 ? c->bufs[shared] : NULL,
+    return c->dev->lib->experts_finish(&c->ctx, c->moe.acc, d, c->batch.m, (int32_t)d, shared >= 0 ? c->bufs[shared] : NULL,
                                        shared >= 0 ? c->ld[shared] : 0, shared >= 0 ? c->bufs[gate] : NULL, shared >= 0 ? c->ld[gate] : 0,
                                        c->bufs[out], c->ld[out], s->add_to >= 0, c->dev->stream);
 }

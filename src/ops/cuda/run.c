@@ -84,7 +84,7 @@ static int run_norm(struct compiled *c, const struct plan_step *s)
         a.copy = c->bufs[copy];
         a.ld_copy = c->ld[copy];
     }
-    return c->dev->lib->norm(&a, c->dev->stream);
+    return c->dev->lib->norm(&c->ctx, &a, c->dev->stream);
 }
 
 /* Part j of a linear, its output in y. */
@@ -112,9 +112,9 @@ static int run_part_lora(struct compiled *c, const struct plan_step *s, int j)
                          .k = w->k, .n = w->n, .u = c->lora_u, .y = c->linear_tmp, .ld_y = w->n };
     if (per_draw) a.token_of = (const int32_t *)batch_at(c, c->batch.at.draw_token) + c->batch.draw0;
     int code = lib->linear(&c->ctx, cuda_input_of(c, s->in), a.m, &part, 1, c->dev->stream);
-    if (code == 0) code = lib->lora_apply(&a, c->dev->stream);
+    if (code == 0) code = lib->lora_apply(&c->ctx, &a, c->dev->stream);
     if (code != 0) return code;
-    return lib->linear_finish(c->linear_tmp, w->n, a.m, w->n, s->u.linear.part[j].scale, s->u.linear.part[j].softcap,
+    return lib->linear_finish(&c->ctx, c->linear_tmp, w->n, a.m, w->n, s->u.linear.part[j].scale, s->u.linear.part[j].softcap,
                               output_of(c, s, j), c->ld[out], s->u.linear.part[j].add, c->dev->stream);
 }
 
@@ -159,7 +159,7 @@ static int run_rope(struct compiled *c, const struct plan_step *s)
         a.n_rot = r->n_rot;
         a.interleaved = r->interleaved;
     }
-    return c->dev->lib->rope(&a, c->dev->stream);
+    return c->dev->lib->rope(&c->ctx, &a, c->dev->stream);
 }
 
 static int run_gate(struct compiled *c, const struct plan_step *s, const struct ck_x *x)
@@ -168,7 +168,7 @@ static int run_gate(struct compiled *c, const struct plan_step *s, const struct 
     struct cs_gate a = { .out = c->bufs[s->out], .gate = c->bufs[g], .ld_out = c->ld[s->out], .ld_gate = c->ld[g], .m = c->batch.m,
                          .n_head = s->u.attend.n_head, .head_dim = s->u.attend.head_dim, .gate_first = s->u.attend.gate_first,
                          .gate_step = s->u.attend.gate_step, .x = x };
-    return c->dev->lib->gate(&a, c->dev->stream);
+    return c->dev->lib->gate(&c->ctx, &a, c->dev->stream);
 }
 
 static int run_attend(struct compiled *c, const struct plan_step *s)
@@ -209,7 +209,7 @@ static int run_delta(struct compiled *c, const struct plan_step *s)
                           .rows = batch_at(c, c->batch.at.rows), .pool = c->dev->kv,
                           .state_off = (int64_t)((size_t)s->u.delta.i_in_kind * k->head_bytes), .out = c->bufs[s->out],
                           .ld_out = c->ld[s->out] };
-    int code = c->dev->lib->delta(&a, c->dev->stream);
+    int code = c->dev->lib->delta(&c->ctx, &a, c->dev->stream);
     if (code != 0 || !x) return code;
     return c->dev->lib->x_write(&c->ctx, a.out, a.ld_out, c->batch.m, x, c->dev->stream);
 }
@@ -224,7 +224,7 @@ static int run_glu(struct compiled *c, const struct plan_step *s)
         a.out = c->bufs[out];
         a.ld_out = c->ld[out];
     }
-    return c->dev->lib->glu(&a, c->dev->stream);
+    return c->dev->lib->glu(&c->ctx, &a, c->dev->stream);
 }
 
 /* Gate, up and their activation as one launch: nobody but the glu reads the two products, and nothing comes between. */
@@ -253,14 +253,14 @@ static int run_linear_glu(struct compiled *c, const struct plan_step *s, const s
 static int run_draws(struct compiled *c, const struct plan_step *s)
 {
     const int32_t *rows = (const int32_t *)batch_at(c, c->batch.at.draw_token) + c->batch.draw0;
-    return c->dev->lib->gather_rows(c->bufs[s->in], c->ld[s->in], rows, c->batch.n_draw_now, c->plan->bufs[s->in].width,
+    return c->dev->lib->gather_rows(&c->ctx, c->bufs[s->in], c->ld[s->in], rows, c->batch.n_draw_now, c->plan->bufs[s->in].width,
                                     c->bufs[s->out], c->ld[s->out], c->dev->stream);
 }
 
 static int run_sample(struct compiled *c, const struct plan_step *s)
 {
     const struct cuda_library *lib = c->dev->lib;
-    int code = lib->sample(c->bufs[s->in], c->plan->n_vocab, c->ld[s->in], c->batch.n_draw_now, c->jobs_dev, c->outs_dev,
+    int code = lib->sample(&c->ctx, c->bufs[s->in], c->plan->n_vocab, c->ld[s->in], c->batch.n_draw_now, c->jobs_dev, c->outs_dev,
                            c->sample_scratch, c->dev->stream);
     if (code != 0) return code;
     return lib->copy(c->outs, c->outs_dev, (size_t)c->batch.n_draw_now * sizeof *c->outs, c->dev->stream);
@@ -345,7 +345,7 @@ static mb_status hidden_out(struct compiled *c, mb_error *err)
         struct cs_norm a = { .in = c->bufs[draws->in] + (b->row_first[i + 1] - 1) * c->ld[draws->in], .ld_in = c->ld[draws->in], .m = 1,
                              .width = c->plan->d_model, .n_pieces = 1, .weight = cuda_constant(c, norm, CONST_NORM),
                              .eps = norm->u.norm.eps, .out = c->hidden, .ld_out = c->plan->d_model };
-        MB_TRY(cuda_check(c->dev, c->dev->lib->norm(&a, c->dev->stream), "the final norm", err));
+        MB_TRY(cuda_check(c->dev, c->dev->lib->norm(&c->ctx, &a, c->dev->stream), "the final norm", err));
         MB_TRY(cuda_check(c->dev, c->dev->lib->copy(b->rows[i].hidden_out, c->hidden, (size_t)c->plan->d_model * sizeof(float),
                                                     c->dev->stream), "the final norm", err));
     }

@@ -1,7 +1,8 @@
 /* steps.h: the small kernels of the CUDA backend behind a plain C interface: norms, rotation and the writing of keys and
  * values, gated activations, rows gathered, adapters, the end of a linear, draws. kernels.h has the products and attention.
  *
- * Every launcher queues work on a stream and returns 0 or an error code. Device memory unless it says host; nothing is
+ * Every launcher queues work on a stream and returns 0 or an error code. Like those of kernels.h they may be launched before the
+ * kernel ahead of them has ended (ck_ctx.pdl) and wait for it before they touch memory. Device memory unless it says host; nothing is
  * allocated, nothing waits. Float matrices are [rows][ld] with ld in floats.
  * Numbers: docs/cuda.md. Every output row depends on its own row alone, in an order given by the width alone.
  */
@@ -34,7 +35,7 @@ struct cs_norm {
     int64_t ld_out, ld_copy;
     const struct ck_x *x;       /* host struct; NULL = none */
 };
-int cs_norm(const struct cs_norm *a, cudaStream_t st);
+int cs_norm(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st);
 
 /* act(gate) * up: kinds as plan.h (0 silu, 1 gelu tanh, 2 clamped swiglu). out may be gate. */
 struct cs_glu {
@@ -45,7 +46,7 @@ struct cs_glu {
     int64_t ld_out;
     const struct ck_x *x;       /* host struct; NULL = none */
 };
-int cs_glu(const struct cs_glu *a, cudaStream_t st);
+int cs_glu(const struct ck_ctx *c, const struct cs_glu *a, cudaStream_t st);
 
 /* The output of attention through its gate: y = out / (1 + exp(-gate)), back to out and to x. Head h of the gate begins at
  * column gate_first + h * gate_step. */
@@ -56,7 +57,7 @@ struct cs_gate {
     int32_t m, n_head, head_dim, gate_first, gate_step;
     const struct ck_x *x;
 };
-int cs_gate(const struct cs_gate *a, cudaStream_t st);
+int cs_gate(const struct ck_ctx *c, const struct cs_gate *a, cudaStream_t st);
 
 /* Heads of q to q' (norm, rotation, scale), heads of k and v (norm, rotation; norm without weights) into their pages. */
 struct cs_rope {
@@ -77,10 +78,10 @@ struct cs_rope {
     int64_t head_off;           /* bytes from a page's beginning to K of head 0 */
     int32_t kv_format;          /* enum ck_kv */
 };
-int cs_rope(const struct cs_rope *a, cudaStream_t st);
+int cs_rope(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st);
 
 /* out[i] = in[rows[i]] */
-int cs_gather_rows(const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
+int cs_gather_rows(const struct ck_ctx *c, const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
                    cudaStream_t st);
 
 /* --- adapters. Stack s of token i is stack[i * stack_max + s]: the modules of an adapter on the device, or NULL. --- */
@@ -98,10 +99,10 @@ struct cs_lora {
     float *y;                   /* [m][ld_y]: y += B u, adapters in stack order */
     int64_t ld_y;
 };
-int cs_lora_apply(const struct cs_lora *a, cudaStream_t st);
+int cs_lora_apply(const struct ck_ctx *c, const struct cs_lora *a, cudaStream_t st);
 
 /* What ck_linear does behind product and bias: v = y, times scale, soft cap; then out = v or out += v. */
-int cs_linear_finish(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out, int64_t ld_out,
+int cs_linear_finish(const struct ck_ctx *c, const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out, int64_t ld_out,
                      int add, cudaStream_t st);
 
 /* --- gated delta nets: plan.h's STEP_DELTA over the rows of the batch (docs/numerics.md, section 4a) --- */
@@ -124,7 +125,7 @@ struct cs_delta {
     float *out;                 /* [m][n_head_v * dim_v] */
     int64_t ld_out;
 };
-int cs_delta(const struct cs_delta *a, cudaStream_t st);
+int cs_delta(const struct ck_ctx *c, const struct cs_delta *a, cudaStream_t st);
 
 /* --- mixtures of experts --- */
 
@@ -135,15 +136,15 @@ struct cs_route {
     int32_t m, n_expert, top_k, softmax_chosen, normalise;
     const float *expert_scale;  /* [n_expert] or NULL */
 };
-int cs_route(const struct cs_route *a, cudaStream_t st);
+int cs_route(const struct ck_ctx *c, const struct cs_route *a, cudaStream_t st);
 
 /* Rows slots[i] / per of a linear input, one after the other; host structs, each with its own layout. */
-int cs_gather_input(const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
+int cs_gather_input(const struct ck_ctx *c, const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
 /* acc[slot / top_k] += weight of the slot * y[i], i < n; no two slots of one token. */
-int cs_expert_add(const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
+int cs_expert_add(const struct ck_ctx *c, const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
                   int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
 /* acc += shared / (1 + exp(-gate)) (shared NULL: none), then out = acc or out += acc. */
-int cs_experts_finish(float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
+int cs_experts_finish(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
                       const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
 
 /* --- draws --- */
@@ -164,7 +165,7 @@ struct cuda_draw_out {
     int32_t state;
 };
 size_t cs_sample_scratch_bytes(int32_t n_vocab, int32_t n_draw);
-int cs_sample(const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
+int cs_sample(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
               struct cuda_draw_out *outs, void *scratch, cudaStream_t st);
 
 #ifdef __cplusplus

@@ -104,6 +104,8 @@ static __device__ float step_column(const struct cs_delta &a, const delta_shared
 
 static __global__ void delta_kernel(struct cs_delta a)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     extern __shared__ float state[];
     __shared__ delta_shared s;
     const cs_row row = a.rows[blockIdx.y];
@@ -128,6 +130,8 @@ static __global__ void delta_kernel(struct cs_delta a)
 /* The last n_conv - 1 inputs of every channel, index i at row i mod (n_conv - 1). A block: 256 channels of a row. */
 static __global__ void tail_kernel(struct cs_delta a)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     const cs_row row = a.rows[blockIdx.y];
     int64_t c = (int64_t)blockIdx.x * 256 + threadIdx.x, n = channels_of(a), qs = (int64_t)a.n_head_k * a.dim_k;
     int keep = a.n_conv - 1, group_v = a.n_head_v / a.n_head_k * a.dim_v;
@@ -140,15 +144,12 @@ static __global__ void tail_kernel(struct cs_delta a)
         tail[(int64_t)((row.i_first + j) % keep) * n + c] = from[(int64_t)(row.token0 + j) * p.ld];
 }
 
-extern "C" int cs_delta(const struct cs_delta *a, cudaStream_t st)
+extern "C" int cs_delta(const struct ck_ctx *c, const struct cs_delta *a, cudaStream_t st)
 {
     int most = a->dim_k > a->dim_v ? a->dim_k : a->dim_v;
     size_t bytes = (size_t)a->dim_k * (size_t)a->dim_v * sizeof(float);
     int64_t n_channels = 2 * (int64_t)a->n_head_k * a->dim_k + (int64_t)a->n_head_v * a->dim_v;
     if (most > DIM_MAX) return (int)cudaErrorInvalidValue;
-    cudaError_t e = cudaFuncSetAttribute(delta_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (e != cudaSuccess) return (int)e;
-    delta_kernel<<<dim3((unsigned)a->n_head_v, (unsigned)a->n_rows), (unsigned)((most + 31) / 32 * 32), bytes, st>>>(*a);
-    if (a->n_conv > 1) tail_kernel<<<dim3((unsigned)((n_channels + 255) / 256), (unsigned)a->n_rows), 256, 0, st>>>(*a);
-    return (int)cudaGetLastError();
+    int e = ck_launch(c, delta_kernel, dim3((unsigned)a->n_head_v, (unsigned)a->n_rows), (most + 31) / 32 * 32, bytes, st, *a);
+    return e != 0 || a->n_conv < 2 ? e : ck_launch(c, tail_kernel, dim3((unsigned)((n_channels + 255) / 256), (unsigned)a->n_rows), 256, 0, st, *a);
 }

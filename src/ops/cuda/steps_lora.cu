@@ -20,6 +20,8 @@ static __device__ float *u_of(const cs_lora &a, int i, int s)
 
 static __global__ void project_kernel(cs_lora a)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     int i = (int)blockIdx.x, s = (int)blockIdx.y, lane = (int)threadIdx.x % 32;
     const cs_lora_module *m = module_of(a, i, s);
     if (!m) return;
@@ -35,6 +37,8 @@ static __global__ void project_kernel(cs_lora a)
 
 static __global__ void add_kernel(cs_lora a)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     int i = (int)blockIdx.y;
     int64_t o = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (o >= a.n) return;
@@ -48,9 +52,8 @@ static __global__ void add_kernel(cs_lora a)
     }
 }
 
-extern "C" int cs_lora_apply(const struct cs_lora *a, cudaStream_t st)
+extern "C" int cs_lora_apply(const struct ck_ctx *c, const struct cs_lora *a, cudaStream_t st)
 {
-    project_kernel<<<dim3((unsigned)a->m, (unsigned)a->stack_max), 32 * WARPS, 0, st>>>(*a);
-    add_kernel<<<dim3((unsigned)((a->n + 255) / 256), (unsigned)a->m), 256, 0, st>>>(*a);
-    return (int)cudaGetLastError();
+    int e = ck_launch(c, project_kernel, dim3((unsigned)a->m, (unsigned)a->stack_max), 32 * WARPS, 0, st, *a);
+    return e != 0 ? e : ck_launch(c, add_kernel, dim3((unsigned)((a->n + 255) / 256), (unsigned)a->m), 256, 0, st, *a);
 }

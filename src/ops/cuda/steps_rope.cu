@@ -72,6 +72,8 @@ static __device__ void write_kv(const struct cs_rope &a, int token, int head, co
 
 static __global__ void rope_kernel(struct cs_rope a)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     __shared__ float y[DIM_MAX], warps[4];
     int token = (int)blockIdx.y, head = (int)blockIdx.x, d = a.head_dim;
     const float *cs = a.table ? a.table + (int64_t)token * a.n_rot : NULL;
@@ -85,9 +87,8 @@ static __global__ void rope_kernel(struct cs_rope a)
     for (int i = (int)threadIdx.x; i < d; i += THREADS) out[i] = y[i] * a.q_scale;
 }
 
-extern "C" int cs_rope(const struct cs_rope *a, cudaStream_t st)
+extern "C" int cs_rope(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st)
 {
     if (a->head_dim > DIM_MAX) return (int)cudaErrorInvalidValue;
-    rope_kernel<<<dim3((unsigned)(a->n_head + (a->k ? a->n_head_kv : 0)), (unsigned)a->m), THREADS, 0, st>>>(*a);
-    return (int)cudaGetLastError();
+    return ck_launch(c, rope_kernel, dim3((unsigned)(a->n_head + (a->k ? a->n_head_kv : 0)), (unsigned)a->m), THREADS, 0, st, *a);
 }

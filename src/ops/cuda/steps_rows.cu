@@ -30,6 +30,8 @@ static ck_x x_or_none(const struct ck_x *x)
 
 static __global__ void norm_kernel(struct cs_norm a, ck_x x)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     __shared__ float warps[32];
     int row = (int)blockIdx.x, n = a.width / a.n_pieces, first = (int)blockIdx.y * n;
     const float *in = a.in + (int64_t)row * a.ld_in + first;
@@ -59,17 +61,18 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
         for (int64_t k = a.width + (int)threadIdx.x; k < x.k_pad; k += blockDim.x) x_put(x, inv_mul, row, k, 0.0f);
 }
 
-extern "C" int cs_norm(const struct cs_norm *a, cudaStream_t st)
+extern "C" int cs_norm(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st)
 {
     int n = a->width / a->n_pieces;
-    norm_kernel<<<dim3((unsigned)a->m, (unsigned)a->n_pieces), n >= 1024 ? 512 : 128, 0, st>>>(*a, x_or_none(a->x));
-    return (int)cudaGetLastError();
+    return ck_launch(c, norm_kernel, dim3((unsigned)a->m, (unsigned)a->n_pieces), (int)(n >= 1024 ? 512 : 128), 0, st, *a, x_or_none(a->x));
 }
 
 #define COLUMNS 256
 
 static __global__ void glu_kernel(struct cs_glu a, ck_x x)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     int row = (int)blockIdx.y;
     int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
     float y = 0.0f;
@@ -86,14 +89,15 @@ static unsigned column_blocks(int64_t width, const struct ck_x *x)
     return (unsigned)((n + COLUMNS - 1) / COLUMNS);
 }
 
-extern "C" int cs_glu(const struct cs_glu *a, cudaStream_t st)
+extern "C" int cs_glu(const struct ck_ctx *c, const struct cs_glu *a, cudaStream_t st)
 {
-    glu_kernel<<<dim3(column_blocks(a->width, a->x), (unsigned)a->m), COLUMNS, 0, st>>>(*a, x_or_none(a->x));
-    return (int)cudaGetLastError();
+    return ck_launch(c, glu_kernel, dim3(column_blocks(a->width, a->x), (unsigned)a->m), COLUMNS, 0, st, *a, x_or_none(a->x));
 }
 
 static __global__ void gate_kernel(struct cs_gate a, ck_x x)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     const float log2e = 1.44269504088896341f;
     int row = (int)blockIdx.y;
     int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x, width = (int64_t)a.n_head * a.head_dim;
@@ -107,29 +111,31 @@ static __global__ void gate_kernel(struct cs_gate a, ck_x x)
     if (x.v && i < x.k_pad) x_put(x, 1.0f / x.mul, row, i, y);
 }
 
-extern "C" int cs_gate(const struct cs_gate *a, cudaStream_t st)
+extern "C" int cs_gate(const struct ck_ctx *c, const struct cs_gate *a, cudaStream_t st)
 {
     int64_t width = (int64_t)a->n_head * a->head_dim;
-    gate_kernel<<<dim3(column_blocks(width, a->x), (unsigned)a->m), COLUMNS, 0, st>>>(*a, x_or_none(a->x));
-    return (int)cudaGetLastError();
+    return ck_launch(c, gate_kernel, dim3(column_blocks(width, a->x), (unsigned)a->m), COLUMNS, 0, st, *a, x_or_none(a->x));
 }
 
 static __global__ void gather_rows_kernel(const float *in, int64_t ld_in, const int32_t *rows, int32_t width, float *out, int64_t ld_out)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     const float *from = in + (int64_t)rows[blockIdx.y] * ld_in;
     int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
     if (i < width) out[(int64_t)blockIdx.y * ld_out + i] = from[i];
 }
 
-extern "C" int cs_gather_rows(const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out,
+extern "C" int cs_gather_rows(const struct ck_ctx *c, const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out,
                               int64_t ld_out, cudaStream_t st)
 {
-    gather_rows_kernel<<<dim3(column_blocks(width, NULL), (unsigned)n), COLUMNS, 0, st>>>(in, ld_in, rows, width, out, ld_out);
-    return (int)cudaGetLastError();
+    return ck_launch(c, gather_rows_kernel, dim3(column_blocks(width, NULL), (unsigned)n), COLUMNS, 0, st, in, ld_in, rows, width, out, ld_out);
 }
 
 static __global__ void finish_kernel(const float *y, int64_t ld_y, int64_t n, float scale, float softcap, float *out, int64_t ld_out, int add)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
     if (i >= n) return;
     float v = y[(int64_t)blockIdx.y * ld_y + i], *to = out + (int64_t)blockIdx.y * ld_out + i;
@@ -138,9 +144,8 @@ static __global__ void finish_kernel(const float *y, int64_t ld_y, int64_t n, fl
     *to = add ? *to + v : v;
 }
 
-extern "C" int cs_linear_finish(const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out,
+extern "C" int cs_linear_finish(const struct ck_ctx *c, const float *y, int64_t ld_y, int32_t m, int64_t n, float scale, float softcap, float *out,
                                 int64_t ld_out, int add, cudaStream_t st)
 {
-    finish_kernel<<<dim3(column_blocks(n, NULL), (unsigned)m), COLUMNS, 0, st>>>(y, ld_y, n, scale, softcap, out, ld_out, add);
-    return (int)cudaGetLastError();
+    return ck_launch(c, finish_kernel, dim3(column_blocks(n, NULL), (unsigned)m), COLUMNS, 0, st, y, ld_y, n, scale, softcap, out, ld_out, add);
 }

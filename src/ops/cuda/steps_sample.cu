@@ -6,6 +6,7 @@
  *   block_draw    its sum of exp(x - max): 16 lanes, lane = id mod 16; its best of x / T + Gumbel noise
  *   finish        blocks in order: sum, log-probabilities, the id
  */
+#include "ops/cuda/kernels_dev.cuh"
 #include "ops/cuda/mathfn.cuh"
 #include "ops/cuda/steps.h"
 
@@ -53,6 +54,8 @@ struct block_stat {
 
 static __global__ void block_stats(const float *x, int32_t n, size_t ld, const cuda_draw_job *jobs, block_stat *stats)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     __shared__ best red[THREADS];
     const cuda_draw_job &j = jobs[blockIdx.y];
     if (j.on_host) return;
@@ -105,6 +108,8 @@ static __device__ float fold_lanes(float *t)
 
 static __global__ void block_draw(const float *x, int32_t n, size_t ld, const cuda_draw_job *jobs, block_stat *stats)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     __shared__ best red[THREADS];
     __shared__ float e[BLOCK_IDS], lane[16], maxima[THREADS];
     const cuda_draw_job &j = jobs[blockIdx.y];
@@ -147,6 +152,8 @@ static __global__ void block_draw(const float *x, int32_t n, size_t ld, const cu
 static __global__ void finish(const float *x, size_t ld, const cuda_draw_job *jobs, const block_stat *stats, int n_blocks,
                        cuda_draw_out *outs)
 {
+    ck_pdl_launch();
+    ck_pdl_wait();
     __shared__ best red[THREADS];
     __shared__ float maxima[THREADS];
     extern __shared__ float sums[];
@@ -190,14 +197,13 @@ extern "C" size_t cs_sample_scratch_bytes(int32_t n_vocab, int32_t n_draw)
     return (size_t)n_draw * (size_t)((n_vocab + BLOCK_IDS - 1) / BLOCK_IDS) * sizeof(block_stat);
 }
 
-extern "C" int cs_sample(const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
+extern "C" int cs_sample(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
                          struct cuda_draw_out *outs, void *scratch, cudaStream_t st)
 {
     int n_blocks = (n_vocab + BLOCK_IDS - 1) / BLOCK_IDS;
     block_stat *stats = (block_stat *)scratch;
     dim3 grid((unsigned)n_blocks, (unsigned)n_draw);
-    block_stats<<<grid, THREADS, 0, st>>>(logits, n_vocab, (size_t)ld, jobs, stats);
-    block_draw<<<grid, THREADS, 0, st>>>(logits, n_vocab, (size_t)ld, jobs, stats);
-    finish<<<(unsigned)n_draw, THREADS, (size_t)n_blocks * sizeof(float), st>>>(logits, (size_t)ld, jobs, stats, n_blocks, outs);
-    return (int)cudaGetLastError();
+    int e = ck_launch(c, block_stats, grid, THREADS, 0, st, logits, n_vocab, (size_t)ld, jobs, stats);
+    if (e == 0) e = ck_launch(c, block_draw, grid, THREADS, 0, st, logits, n_vocab, (size_t)ld, jobs, stats);
+    return e != 0 ? e : ck_launch(c, finish, dim3((unsigned)n_draw), THREADS, (size_t)n_blocks * sizeof(float), st, logits, (size_t)ld, jobs, stats, n_blocks, outs);
 }
