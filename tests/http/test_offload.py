@@ -145,7 +145,9 @@ def test_private_memory(tmp_path):
         assert answers(s) == want
         x, mine = s.stats()["expert_offload"], anonymous_bytes(s)
         assert x["file_bytes"] > 50e6 and x["cache_bytes"] <= 4e6 < x["read_bytes"]
-        assert mine <= resident - (weights - (s.stats()["admission"]["weights_bytes"] - x["cache_bytes"])) + x["cache_bytes"] + 5e6
+        shared = s.stats()["admission"]["weights_bytes"] - x["cache_bytes"]
+        # huge pages or small ones, as the system has them: what is touched of scratch and KV pages differs by some
+        assert mine <= resident - (weights - shared) + x["cache_bytes"] + 16e6 < resident - 35e6
         assert s.stats()["admission"]["weights_bytes"] < 6e6
     # more than may be used, but for the offload
     p = rig.run("generate", model, "--prompt", "hello", "--max-tokens", "2", "--cache-dir", tmp_path, "--memory-budget", "0.06")
