@@ -81,7 +81,7 @@ mb_status conv_settle(struct conv *c, mb_error *err)
 /* New reference or NULL. */
 static json_t *spec_json(struct quant_spec s)
 {
-    return json_pack("{s:i, s:i, s:s}", "group_size", s.group_size, "bits", s.bits, "mode", "affine");
+    return json_pack("{s:i, s:i, s:s}", "group_size", s.group_size, "bits", s.bits, "mode", quant_mode_name(s.mode));
 }
 
 static bool spec_equal(struct quant_spec a, struct quant_spec b)

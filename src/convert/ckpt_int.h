@@ -25,7 +25,7 @@ struct conv_item {
     const char *module;             /* without ".weight"; NULL: not a weight */
     const struct tensor_view **src; /* [n_src] its rows, one below the other (experts one by one) */
     size_t n_src;
-    const struct tensor_view *scales, *biases; /* of a quantised source; n_src is then 1 */
+    const struct tensor_view *scales, *biases; /* of a quantised source; n_src is then 1. biases NULL: mxfp4, mxfp8, nvfp4 */
     struct quant_spec from, to;     /* QUANT_NONE: floats */
     enum dtype dtype;               /* of the floats, or of scales and biases; as in the source when it is no float */
     const struct conv_delta *deltas; /* [n_deltas] those of this module, rows rising */
@@ -75,6 +75,8 @@ const char *conv_expert_target(struct conv *c, const struct conv_expert *e);
 bool conv_recipe_known(const char *recipe, int *low_bits, int *high_bits);
 
 /* --- ckpt_plan.c --- */
+/* Tensors of a module: the floats; codes and scales; codes, scales and biases. */
+size_t conv_n_tensors(const struct quant_spec *s);
 mb_status conv_plan(struct conv *c, mb_error *err);
 
 /* --- ckpt_config.c --- */

@@ -31,19 +31,25 @@ static mb_status item_source_packed(struct conv *c, struct conv_item *it, const 
     it->scales = checkpoint_findf(c->ckpt, "%s.scales", path);
     it->biases = checkpoint_findf(c->ckpt, "%s.biases", path);
     it->from = quant_config_get(c->spec.quant, path);
-    if (it->from.mode != QUANT_AFFINE)
-        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: only affine codes and floats are converted; this checkpoint runs as it is",
-                       w->name);
+    bool fp = quant_is_fp(&it->from);
+    if (it->from.mode != QUANT_AFFINE && !fp)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: config.json says %s; floats and affine, mxfp4, mxfp8, nvfp4 codes are converted",
+                       w->name, quant_mode_name(it->from.mode));
+    if (fp && checkpoint_findf(c->ckpt, "%s.global_scale", path))
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s.global_scale: nvfp4 with a scale of the whole tensor is not read", path);
     if (w->n_dim < 2) return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes in %d dims, wanted 2 or 3", w->name, w->n_dim);
-    if (!it->scales || !it->biases || !is_float(it->scales->dtype) || it->biases->dtype != it->scales->dtype)
-        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes, but has no scales and biases beside it", w->name);
+    bool whole = it->scales && (fp ? it->scales->dtype == DT_U8 && !it->biases
+                                   : is_float(it->scales->dtype) && it->biases && it->biases->dtype == it->scales->dtype);
+    if (!whole)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes, but has no %s beside it", w->name,
+                       fp ? "scales of type U8, and nothing else," : "scales and biases");
     it->n_in = w->shape[w->n_dim - 1] * 32 / it->from.bits;
     uint64_t n_groups = (uint64_t)(it->n_rows * (it->n_in / it->from.group_size));
     uint64_t scale_bytes = n_groups * (uint64_t)dtype_get(it->scales->dtype)->size_bytes;
     if (it->n_in % it->from.group_size != 0 || quant_row_words(&it->from, it->n_in) != w->shape[w->n_dim - 1] ||
-        it->scales->size_bytes != scale_bytes || it->biases->size_bytes != scale_bytes)
-        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: its scales do not fit %d bits in groups of %d, which config.json says",
-                       w->name, it->from.bits, it->from.group_size);
+        it->scales->size_bytes != scale_bytes || (it->biases && it->biases->size_bytes != scale_bytes))
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: its scales do not fit %s of %d bits in groups of %d, which config.json says",
+                       w->name, quant_mode_name(it->from.mode), it->from.bits, it->from.group_size);
     return MB_OK;
 }
 
@@ -84,14 +90,16 @@ static void item_deltas(const struct conv *c, struct conv_item *it, const char *
 /* What the item becomes, from its sources and the options. */
 static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err)
 {
-    enum dtype src_float = it->from.mode != QUANT_NONE ? it->scales->dtype : it->src[0]->dtype;
+    bool fp = quant_is_fp(&it->from); /* all their values are bfloat16's, which the oracle takes for their type */
+    enum dtype src_float = fp ? DT_BF16 : it->from.mode != QUANT_NONE ? it->scales->dtype : it->src[0]->dtype;
     it->to = wanted_spec(c, it);
-    if (it->to.mode != QUANT_NONE && it->to.mode != QUANT_AFFINE)
-        return mb_fail(err, MB_UNSUPPORTED, "%s: only affine quantisation is written", it->module);
     it->dtype = c->cast && is_float(src_float) && !conv_keeps_type(it->name) ? c->dtype : src_float;
     bool keeps_codes = it->from.mode != QUANT_NONE && spec_equal(it->from, it->to);
     if (keeps_codes && !c->opts->dtype) it->dtype = src_float; /* scales are rounded only when that is asked for */
-    it->as_is = spec_equal(it->from, it->to) && it->dtype == src_float && it->n_deltas == 0;
+    it->as_is = spec_equal(it->from, it->to) && (fp || it->dtype == src_float) && it->n_deltas == 0;
+    if (it->to.mode != QUANT_NONE && it->to.mode != QUANT_AFFINE && !it->as_is)
+        return mb_fail(err, MB_UNSUPPORTED, "%s: it would be rounded to %s; only affine quantisation is written", it->module,
+                       quant_mode_name(it->to.mode));
     if (it->to.mode == QUANT_NONE) return MB_OK;
     c->result.n_quantised++;
     c->result.n_kept += it->as_is;
@@ -111,7 +119,7 @@ static mb_status item_add(struct conv *c, const char *name, const struct tensor_
             return mb_fail(err, MB_UNSUPPORTED, "tensor %s: quantised experts one by one are not converted", src[0]->name);
         MB_TRY(item_source_packed(c, it, src_module, err));
     } else if (it->module && !is_float(src[0]->dtype))
-        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; F32, F16, BF16 and MLX's affine codes are converted", src[0]->name,
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; F32, F16, BF16 and MLX's codes are converted", src[0]->name,
                        dtype_get(src[0]->dtype)->name);
     c->result.n_parameters += (uint64_t)(it->n_rows * it->n_in);
     item_deltas(c, it, src_module);
@@ -186,6 +194,9 @@ static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_erro
     if (is_companion(c, t)) return MB_OK;
     if (conv_expert_parse(c, t->name, &e)) return experts_add(c, &e, err);
     if (conv_published_parse(c, t->name, &e)) return published_add(c, &e, t, err);
+    if (c->spec.moe_blocks && strstr(t->name, ".gate_up_proj"))
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: experts with gate and up row by row, as this model is published, are not converted; "
+                       "take an MLX conversion of it", t->name);
     const char *name = conv_rename(c, t->name);
     if (c->arena.failed) return no_memory(c, err);
     if (!name) {
@@ -199,6 +210,11 @@ static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_erro
 }
 
 /* --- the output --- */
+
+size_t conv_n_tensors(const struct quant_spec *s)
+{
+    return s->mode == QUANT_NONE ? 1 : quant_is_fp(s) ? 2 : 3;
+}
 
 static struct tensor_view *out_add(struct conv *c, const char *name, enum dtype dtype, const struct conv_item *it, int64_t cols)
 {
@@ -219,12 +235,13 @@ static mb_status item_out(struct conv *c, struct conv_item *it, mb_error *err)
         out_add(c, it->name, it->dtype, it, it->n_in);
         return MB_OK;
     }
+    bool fp = quant_is_fp(&it->to);
     const char *scales = arena_printf(&c->arena, "%s.scales", it->module);
-    const char *biases = arena_printf(&c->arena, "%s.biases", it->module);
-    if (!scales || !biases) return no_memory(c, err);
+    const char *biases = fp ? NULL : arena_printf(&c->arena, "%s.biases", it->module);
+    if (!scales || (!fp && !biases)) return no_memory(c, err);
     out_add(c, it->name, DT_U32, it, quant_row_words(&it->to, it->n_in));
-    out_add(c, scales, it->dtype, it, it->n_in / it->to.group_size);
-    out_add(c, biases, it->dtype, it, it->n_in / it->to.group_size);
+    out_add(c, scales, fp ? DT_U8 : it->dtype, it, it->n_in / it->to.group_size);
+    if (!fp) out_add(c, biases, it->dtype, it, it->n_in / it->to.group_size);
     return MB_OK;
 }
 
@@ -237,7 +254,7 @@ static mb_status shards_make(struct conv *c, mb_error *err)
     for (size_t i = 0; i < c->n_items; i++) {
         struct conv_item *it = &c->items[i];
         uint64_t bytes = 0, span;
-        for (size_t k = 0; k < (it->to.mode == QUANT_NONE ? 1u : 3u); k++) {
+        for (size_t k = 0; k < conv_n_tensors(&it->to); k++) {
             const struct tensor_view *v = &c->out[it->i_out + k];
             MB_TRY(tensor_span(v->dtype, v->shape, v->n_dim, &span, err));
             bytes += span;

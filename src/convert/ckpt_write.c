@@ -38,6 +38,11 @@ static mb_status progress(struct sink *s, uint64_t bytes)
     return mb_fail(s->err, MB_CANCELLED, "%s: the conversion was cancelled", s->c->src_dir);
 }
 
+static uint64_t companion_bytes(const struct conv_item *it)
+{
+    return (it->scales ? it->scales->size_bytes : 0) + (it->biases ? it->biases->size_bytes : 0);
+}
+
 /* --- bytes as they are --- */
 
 static mb_status copy_tensor(struct sink *s, size_t i_out, size_t off, const struct tensor_view *t)
@@ -57,7 +62,7 @@ static mb_status copy_item(struct sink *s, const struct conv_item *it)
         MB_TRY(copy_tensor(s, it->i_out, off, it->src[i]));
     if (it->to.mode == QUANT_NONE) return MB_OK;
     MB_TRY(copy_tensor(s, it->i_out + 1, 0, it->scales));
-    return copy_tensor(s, it->i_out + 2, 0, it->biases);
+    return it->biases ? copy_tensor(s, it->i_out + 2, 0, it->biases) : MB_OK;
 }
 
 /* --- through floats --- */
@@ -74,6 +79,12 @@ void conv_row_read(const struct conv_item *it, int64_t r, float *out)
         return;
     }
     int64_t n_groups = it->n_in / it->from.group_size;
+    if (quant_is_fp(&it->from)) {
+        const uint8_t *codes = t->data + (size_t)(r * quant_row_words(&it->from, it->n_in)) * 4;
+        quant_fp_dequantise(&it->from, (const void *)codes, it->scales->data + r * n_groups, 1, it->n_in, out);
+        floats_round(out, it->n_in, DT_BF16); /* the same but for the least of the subnormal ones, as in the oracle */
+        return;
+    }
     size_t scale_bytes = (size_t)(r * n_groups * dtype_get(it->scales->dtype)->size_bytes);
     const void *words = t->data + (size_t)(r * quant_row_words(&it->from, it->n_in)) * 4; /* read byte by byte: any address */
     quant_affine_dequantise(&it->from, words, it->scales->data + scale_bytes, it->biases->data + scale_bytes, it->scales->dtype,
@@ -151,7 +162,7 @@ static mb_status rows_stream(struct sink *s, struct piece *p, int64_t n_chunk)
         MB_TRY(progress(s, (uint64_t)p->n * row_bytes));
     }
     if (it->from.mode == QUANT_NONE) return MB_OK;
-    return progress(s, it->scales->size_bytes + it->biases->size_bytes);
+    return progress(s, companion_bytes(it));
 }
 
 static mb_status piece_run(struct sink *s, const struct conv_item *it)
@@ -225,7 +236,7 @@ mb_status conv_write(struct conv *c, const struct out_folder *o, mb_error *err)
     for (size_t i = 0; i < c->n_items; i++) {
         const struct conv_item *it = &c->items[i];
         for (size_t k = 0; k < it->n_src; k++) s.total_bytes += it->src[k]->size_bytes;
-        if (it->from.mode != QUANT_NONE) s.total_bytes += it->scales->size_bytes + it->biases->size_bytes;
+        s.total_bytes += companion_bytes(it);
     }
     MB_TRY(pool_open(&s.pool, c->opts->n_threads > 0 ? c->opts->n_threads : threads_default_count(), err));
     mb_status st = MB_OK;

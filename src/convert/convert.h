@@ -78,8 +78,8 @@ struct checkpoint_opts {
 };
 
 /* Convert the checkpoint in src_dir into the new folder out_dir, which must not exist or be empty; whole or absent as above.
- * A module that is quantised in the source keeps its bytes where it gets the same bits and group, else it is dequantised and
- * quantised again. opts may be NULL: a copy with MLX's names and types.
+ * A module that is quantised in the source (affine, mxfp4, mxfp8, nvfp4) keeps its bytes where it gets the same form, bits and
+ * group, else it is dequantised and quantised again. opts may be NULL: a copy with MLX's names and types.
  * MB_INVALID (out_dir in use, a number out of range, a key of plan that names no module, a weight that is not finite in the
  * type), MB_NOT_FOUND, MB_BAD_FORMAT, MB_UNSUPPORTED (names the family or the scheme), MB_IO (no space: both numbers),
  * MB_CANCELLED, MB_NO_MEMORY. Memory: some MB a thread; source pages are dropped behind. Any thread. */

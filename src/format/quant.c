@@ -109,6 +109,19 @@ uint32_t quant_code_get(const uint32_t *row, int bits, int64_t i)
     return code & ((1u << bits) - 1);
 }
 
+void quant_fp_dequantise(const struct quant_spec *s, const uint32_t *w, const uint8_t *scales, int64_t n_rows, int64_t n_in,
+                         float *out)
+{
+    static const float e2m1[16] = { 0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f };
+    int64_t n_words = quant_row_words(s, n_in), n_groups = n_in / s->group_size;
+    for (int64_t i = 0; i < n_rows * n_in; i++) {
+        uint8_t scale = scales[i / n_in * n_groups + i % n_in / s->group_size];
+        uint32_t code = quant_code_get(w + i / n_in * n_words, s->bits, i % n_in);
+        float value = s->bits == 4 ? e2m1[code] : e4m3_to_f32((uint8_t)code);
+        out[i] = value * (s->mode == QUANT_NVFP4 ? e4m3_to_f32(scale) : e8m0_to_f32(scale));
+    }
+}
+
 void quant_affine_dequantise(const struct quant_spec *s, const uint32_t *w, const void *scales, const void *biases,
                              enum dtype dt, int64_t n_rows, int64_t n_in, float *out)
 {

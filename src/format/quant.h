@@ -60,6 +60,20 @@ static inline float bf16_to_f32(uint16_t h)
     return v.f;
 }
 uint16_t f32_to_bf16(float f); /* NaN stays a quiet NaN */
+/* Scales and elements of one byte: a power of two from 2^-127, 255 is NaN; sign, 4 bits of exponent, 3 of fraction. */
+static inline float e8m0_to_f32(uint8_t e)
+{
+    union { uint32_t u; float f; } v = { e == 255 ? 0x7fc00000u : e == 0 ? 0x00400000u : (uint32_t)e << 23 };
+    return v.f;
+}
+static inline float e4m3_to_f32(uint8_t v)
+{
+    union { uint32_t u; float f; } nan = { 0x7fc00000u };
+    int e = (v >> 3) & 15, m = v & 7;
+    if ((v & 127) == 127) return nan.f;
+    float f = e == 0 ? (float)m * 0x1p-9f : (float)(8 + m) * 0x1p-10f * (float)(1 << e);
+    return v & 128 ? -f : f;
+}
 /* Element i of an array of type dt (F32, F16 or BF16) that may lie at any address. */
 static inline float dtype_float_at(const void *p, enum dtype dt, int64_t i)
 {
@@ -78,6 +92,15 @@ static inline float dtype_float_at(const void *p, enum dtype dt, int64_t i)
  * (F32, F16 or BF16). Used by importers, tests, the float32 reference; kernels have their own. */
 void quant_affine_dequantise(const struct quant_spec *s, const uint32_t *w, const void *scales, const void *biases,
                              enum dtype dt, int64_t n_rows, int64_t n_in, float *out);
+/* The same for the floating-point schemes (mxfp4, mxfp8, nvfp4): value of the code times the scale of its group, exact; zeros
+ * keep their sign. scales: one byte a group, e8m0 (mx) or e4m3 (nv). Codes that are NaN stay NaN. */
+void quant_fp_dequantise(const struct quant_spec *s, const uint32_t *w, const uint8_t *scales, int64_t n_rows, int64_t n_in,
+                         float *out);
+static inline bool quant_is_fp(const struct quant_spec *s)
+{
+    return s->mode == QUANT_MXFP4 || s->mode == QUANT_MXFP8 || s->mode == QUANT_NVFP4;
+}
+const char *quant_mode_name(enum quant_mode mode); /* as config.json has it; "none" */
 /* One code: element i of a packed row. */
 uint32_t quant_code_get(const uint32_t *row, int bits, int64_t i);
 

@@ -56,6 +56,11 @@ static const struct mode_row *mode_of(enum quant_mode mode)
     return &mode_rows[0];
 }
 
+const char *quant_mode_name(enum quant_mode mode)
+{
+    return mode == QUANT_NONE ? "none" : mode_of(mode)->name;
+}
+
 /* --- foreign schemes --- */
 
 struct foreign_row {

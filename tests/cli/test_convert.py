@@ -70,7 +70,8 @@ def test_hybrid_as_published(tmp_path):
 
 @pytest.mark.parametrize("name", source.CASES)
 def test_equal_to_the_oracle(name, tmp_path):
-    """REG-192 REG-194 REG-199 REG-200 REG-201: every tensor of mlx_lm.convert's output, bit for bit, and bits and groups as there."""
+    """REG-192 REG-194 REG-199 REG-200 REG-201: every tensor of mlx_lm.convert's output, bit for bit, and bits and groups as there. From a
+    packed source (mxfp4, mxfp8, nvfp4): as it converts what it dequantised."""
     family, how, args = source.CASES[name]
     src = source.write(family, tmp_path / "src", **how)
     out = tmp_path / "out"
@@ -80,12 +81,13 @@ def test_equal_to_the_oracle(name, tmp_path):
     config = json.loads((out / "config.json").read_text())
     modules = [n[: -len(".scales")] for n in want["tensors"] if n.endswith(".scales")]
     assert report["quantised"] == len(modules)
+    assert report["requantised"] == (len(modules) if how.get("packed") and args.get("quantize") else 0)
     assert ("quantization" in config) == bool(modules)
     for m in modules:
         assert spec_of(config["quantization"], m) == spec_of(want["quantization"], m), m
     if modules:
         assert config["quantization"] == config["quantization_config"]
-        assert config["quantization"]["mode"] == "affine"
+        assert config["quantization"]["mode"] == want["quantization"]["mode"]
 
 
 def test_folder_is_whole(tmp_path):
@@ -181,6 +183,54 @@ def test_quantised_source(tmp_path):
     assert all(v.split()[1].endswith(f"x{128 * 2 // 32}") for k, v in source.digests(tmp_path / "two").items()
                if k.endswith("q_proj.weight"))
     run("perplexity", tmp_path / "two", "--text", ROOT / "tests/golden/fidelity/texts/en-1.txt")
+
+
+def test_source_of_floating_point_codes(tmp_path):
+    """REG-192: mxfp4 as a source: what is to stay as it is keeps its bytes, floats are its values, and what does not fit is refused."""
+    src = source.write("llama", tmp_path / "src", packed="mxfp4")
+    have = source.digests(src)
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"bits": 8, "group_size": 32, "model.layers.0.mlp.up_proj": {"mode": "mxfp4", "bits": 4, "group_size": 32},
+                                "model.layers.1.mlp.up_proj": False}))
+    report = json.loads(run("convert", src, tmp_path / "out", "--q-config", plan, "--json").stdout)
+    got = source.digests(tmp_path / "out")
+    kept = "model.layers.0.mlp.up_proj"
+    assert got[kept + ".weight"] == have[kept + ".weight"] and got[kept + ".scales"] == have[kept + ".scales"] and kept + ".biases" not in got
+    assert report["kept"] == 1 and report["requantised"] == report["quantised"] - 1
+    assert got["model.layers.1.mlp.up_proj.weight"].startswith("BF16") and "model.layers.1.mlp.up_proj.scales" not in got
+    assert json.loads((tmp_path / "out/config.json").read_text())["quantization"][kept]["mode"] == "mxfp4"
+    assert abs(nll(tmp_path / "out", tmp_path) - nll(src, tmp_path)) < 0.1
+    plan.write_text(json.dumps({"bits": 4, "group_size": 64, "model.layers.0.mlp.up_proj": {"mode": "nvfp4", "bits": 4, "group_size": 16}}))
+    p = run("convert", src, tmp_path / "no", "--q-config", plan, ok=False)
+    assert p.returncode != 0 and "nvfp4; only affine quantisation is written" in p.stderr and not (tmp_path / "no").exists()
+    config = json.loads((src / "config.json").read_text())
+    (src / "config.json").write_text(json.dumps({**config, "quantization": {"mode": "mxfp8", "bits": 8, "group_size": 32}}))
+    p = run("convert", src, tmp_path / "no", "-q", ok=False)
+    assert p.returncode != 0 and "mxfp8" in p.stderr and not (tmp_path / "no").exists()
+
+
+def test_published_blocks_are_refused(tmp_path):
+    """REG-192: experts of gpt-oss as published are refused by name, not copied as something that no loader knows."""
+    src = source.write("gpt_oss", tmp_path / "src")
+    h, raw, base = source.header(src / "model.safetensors")
+    tensors = {n: (t["dtype"], t["shape"], raw[base + t["data_offsets"][0]:base + t["data_offsets"][1]])
+               for n, t in h.items() if ".experts." not in n}
+    tensors["model.layers.0.mlp.experts.gate_up_proj_blocks"] = ("U8", [8, 128, 2, 16], bytes(8 * 128 * 32))
+    source.save(src / "model.safetensors", tensors)
+    p = run("convert", src, tmp_path / "no", "-q", ok=False)
+    assert p.returncode != 0 and "gate_up_proj_blocks" in p.stderr and not (tmp_path / "no").exists()
+
+
+def test_codes_that_are_no_numbers(tmp_path):
+    """REG-192: an element of mxfp8 that is NaN is refused by tensor and row."""
+    src = source.write("llama", tmp_path / "src", packed="mxfp8")
+    file = src / "model.safetensors"
+    h, raw, base = source.header(file)
+    at = base + h["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0]
+    columns = h["model.layers.1.mlp.up_proj.weight"]["shape"][1] * 4
+    file.write_bytes(raw[:at + 5 * columns] + b"\x7f" + raw[at + 5 * columns + 1:])
+    p = run("convert", src, tmp_path / "no", "-q", ok=False)
+    assert p.returncode != 0 and "model.layers.1.mlp.up_proj.weight: row 5" in p.stderr and not (tmp_path / "no").exists()
 
 
 def test_wishes_are_said(tmp_path):

@@ -132,13 +132,12 @@ static void test_quant_equals_mlx(void **state)
         struct problem p = problem_of(json_array_get(cases, i));
         size_t n = (size_t)(p.src.n * p.src.k);
         n_mode[p.src.spec.mode]++;
-        if (p.src.spec.mode == QUANT_AFFINE) {
-            float *out = malloc(n * sizeof *out);
-            assert_non_null(out);
-            quant_affine_dequantise(&p.src.spec, p.src.w, p.src.scales, p.src.biases, p.src.dt, p.src.n, p.src.k, out);
-            expect_near(&p, out, 0, (int64_t)n, "float32 reference");
-            free(out);
-        }
+        float *out = malloc(n * sizeof *out);
+        assert_non_null(out);
+        if (quant_is_fp(&p.src.spec)) quant_fp_dequantise(&p.src.spec, p.src.w, p.src.scales, p.src.n, p.src.k, out);
+        else quant_affine_dequantise(&p.src.spec, p.src.w, p.src.scales, p.src.biases, p.src.dt, p.src.n, p.src.k, out);
+        expect_near(&p, out, 0, (int64_t)n, "float32 reference");
+        free(out);
         for (int l = 0; l < n_level; l++) check_packed(&p, &level[l]);
     }
     assert_int_equal(n_mode[QUANT_AFFINE], 24);

@@ -22,6 +22,10 @@ with tempfile.TemporaryDirectory() as tmp:
     for name, (family, how, args) in source.CASES.items():
         src = source.write(family, f"{tmp}/{name}-src", **how)
         out = pathlib.Path(tmp) / name
+        if how.get("packed") and args.get("quantize"):
+            with contextlib.redirect_stdout(io.StringIO()):
+                convert(str(src), mlx_path=f"{tmp}/{name}-floats", dequantize=True)
+            src = f"{tmp}/{name}-floats"
         with contextlib.redirect_stdout(io.StringIO()):
             convert(str(src), mlx_path=str(out), **args)
         config = json.loads((out / "config.json").read_text())

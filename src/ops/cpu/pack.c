@@ -11,12 +11,6 @@
 #include <math.h>
 #include <string.h>
 
-static const char *mode_name(enum quant_mode m)
-{
-    static const char *const names[] = { "none", "affine", "mxfp4", "mxfp8", "nvfp4", "trellis" };
-    return (unsigned)m < sizeof names / sizeof *names ? names[m] : "unknown";
-}
-
 static bool float_dtype(enum dtype dt)
 {
     return dt == DT_F32 || dt == DT_F16 || dt == DT_BF16;
@@ -42,7 +36,7 @@ static mb_status plan_check(const struct pack_source *src, mb_error *err)
     if (!ok)
         return mb_fail(err, MB_UNSUPPORTED, "quantisation %s with %d bits in groups of %d; supported: affine 2, 3, 4, 5, "
                        "6, 8 bits in groups of 16, 32, 64, 128; mxfp4 and mxfp8 in groups of 32; nvfp4 in groups of 16 "
-                       "(convert the checkpoint again with one of these)", mode_name(q->mode), b, g);
+                       "(convert the checkpoint again with one of these)", quant_mode_name(q->mode), b, g);
     if (src->k % g != 0)
         return mb_fail(err, MB_BAD_FORMAT, "a row of %lld weights is not a multiple of its group of %d",
                        (long long)src->k, g);
@@ -73,22 +67,6 @@ mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, m
 }
 
 /* --- values of the fp formats --- */
-
-static float e8m0_value(uint8_t e)
-{
-    uint32_t u = e == 255 ? 0x7fc00000u : e == 0 ? 0x00400000u : (uint32_t)e << 23;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-static float e4m3_value(uint8_t v)
-{
-    int e = (v >> 3) & 15, m = v & 7;
-    if ((v & 127) == 127) return NAN;
-    float f = e == 0 ? (float)m * 0x1p-9f : (float)(8 + m) * 0x1p-10f * (float)(1 << e);
-    return v & 128 ? -f : f;
-}
 
 static uint8_t fp4_code(uint32_t nibble) /* e2m1 -> 2 * value + 12 */
 {
@@ -134,7 +112,7 @@ static void scale_copy(const struct pack_source *src, int64_t row, int64_t i_gro
         return;
     }
     uint8_t v = ((const uint8_t *)src->scales)[at];
-    float f = src->spec.mode == QUANT_NVFP4 ? e4m3_value(v) : e8m0_value(v);
+    float f = src->spec.mode == QUANT_NVFP4 ? e4m3_to_f32(v) : e8m0_to_f32(v);
     uint16_t s = bf16_exact(f * 0.5f), b = bf16_exact(f * -6.0f);
     scale_put(area, DT_BF16, r, &s, &b);
 }
@@ -205,7 +183,7 @@ static void row_float(const struct pack_source *src, int64_t row, uint8_t *block
         const uint8_t *w = (const uint8_t *)src->w + row * src->k;
         const uint8_t *sc = (const uint8_t *)src->scales + row * (src->k / 32);
         for (int64_t k = 0; k < src->k; k++) {
-            uint16_t h = bf16_exact(e4m3_value(w[k]) * e8m0_value(sc[k / 32]));
+            uint16_t h = bf16_exact(e4m3_to_f32(w[k]) * e8m0_to_f32(sc[k / 32]));
             memcpy(block + 2 * (k * 16 + r), &h, 2);
         }
         return;
@@ -219,9 +197,9 @@ float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k)
 {
     int64_t at = row * src->k + k;
     uint8_t sc = ((const uint8_t *)src->scales)[at / src->spec.group_size]; /* rows are whole groups */
-    float scale = src->spec.mode == QUANT_NVFP4 ? e4m3_value(sc) : e8m0_value(sc);
+    float scale = src->spec.mode == QUANT_NVFP4 ? e4m3_to_f32(sc) : e8m0_to_f32(sc);
     const uint8_t *w = src->w;
-    if (src->spec.mode == QUANT_MXFP8) return e4m3_value(w[at]) * scale;
+    if (src->spec.mode == QUANT_MXFP8) return e4m3_to_f32(w[at]) * scale;
     float code = fp4_code(w[at / 2] >> (4 * (at & 1)) & 15);
     return fmaf(scale * 0.5f, code, scale * -6.0f); /* as the packed form has it: a zero is +0 under a negative scale too */
 }

@@ -115,8 +115,27 @@ def save(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
 
 
-def write(family, folder, dtype="BF16", shards=1, torch_dtype="same"):
-    """torch_dtype: what config.json says; "same": dtype; None: nothing."""
+# mode -> bits, group, least and greatest byte of a scale
+PACKED = {"mxfp4": (4, 32, 108, 124), "mxfp8": (8, 32, 108, 119), "nvfp4": (4, 16, 0x00, 0x38)}
+
+
+def codes(name, shape, mode):
+    """A module in MLX's form of mxfp4, mxfp8 or nvfp4: every code but NaN, scales of a wide range."""
+    bits, group, low, high = PACKED[mode]
+    n = 1
+    for d in shape:
+        n *= d
+    raw = hashlib.shake_128(name.encode()).digest(n * bits // 8)
+    if mode == "mxfp8":
+        raw = bytes(b & 0xFE if b & 127 == 127 else b for b in raw)
+    scales = hashlib.shake_128((name + " scales").encode()).digest(n // group)
+    module = name.removesuffix(".weight")
+    return {name: ("U32", shape[:-1] + [shape[-1] * bits // 32], raw),
+            module + ".scales": ("U8", shape[:-1] + [shape[-1] // group], bytes(low + b % (high - low + 1) for b in scales))}
+
+
+def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=None):
+    """torch_dtype: what config.json says; "same": dtype; None: nothing. packed: in MLX's layout, all matrices in that mode."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
     config = json.loads((TINY / family / "config.json").read_text())
@@ -130,13 +149,21 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same"):
             shutil.copy(f, folder)
     names = {}
     for name, shape in shapes(family).items():
-        names.update(unstacked(family, name, shape))
-    if config.get("tie_word_embeddings") and "lm_head.weight" not in names and not family.startswith(("gemma3", "gemma4")):
+        names.update({name: shape} if packed else unstacked(family, name, shape))
+    if packed:
+        bits, group = PACKED[packed][:2]
+        config["quantization"] = {"mode": packed, "bits": bits, "group_size": group}
+    elif config.get("tie_word_embeddings") and "lm_head.weight" not in names and not family.startswith(("gemma3", "gemma4")):
         names["lm_head.weight"] = names["model.embed_tokens.weight"]  # a duplicate that tied checkpoints often carry
     if family.startswith("gemma4"):
         names, config = published_gemma4(family, names, config)
-    tensors = {n: (dtype, s, pack(floats(n, s), dtype)) for n, s in names.items()}
-    if family == "llama":
+    tensors = {}
+    for n, s in names.items():
+        if packed and len(s) > 1 and n.endswith(".weight"):
+            tensors.update(codes(n, s, packed))
+        else:
+            tensors[n] = (dtype, s, pack(floats(n, s), dtype))
+    if family == "llama" and not packed:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", [16], pack(floats("inv", [16]), "F32"))
     keys = list(tensors)
     if shards == 1:
@@ -166,7 +193,8 @@ def digests(folder):
     return dict(sorted(out.items()))
 
 
-# name -> (family, how the source is written, arguments of mlx_lm.convert)
+# name -> (family, how the source is written, arguments of mlx_lm.convert). A packed source is given to it with dequantize first, unless
+# nothing is quantised.
 CASES = {
     "llama-default": ("llama", {"shards": 3}, {"quantize": True}),
     "llama-2bit-g32": ("llama", {}, {"quantize": True, "q_bits": 2, "q_group_size": 32}),
@@ -185,5 +213,11 @@ CASES = {
     "qwen3_moe": ("qwen3_moe", {}, {"quantize": True, "q_group_size": 32}),
     "mixtral": ("mixtral", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
     "gemma4": ("gemma4", {}, {"quantize": True, "q_group_size": 32}),
+    "llama-from-mxfp4": ("llama", {"packed": "mxfp4"}, {"quantize": True, "q_group_size": 32}),
+    "llama-from-mxfp8-f16": ("llama", {"packed": "mxfp8", "dtype": "F16"}, {"quantize": True, "q_bits": 8, "q_group_size": 64}),
+    "llama-from-nvfp4-f32": ("llama", {"packed": "nvfp4", "dtype": "F32", "torch_dtype": None}, {"quantize": True, "q_bits": 6, "q_group_size": 32}),
+    "qwen3_moe-from-nvfp4": ("qwen3_moe", {"packed": "nvfp4", "shards": 2}, {"quantize": True, "q_bits": 5, "q_group_size": 64, "dtype": "float16"}),
+    "gpt_oss-from-mxfp4": ("gpt_oss", {"packed": "mxfp4"}, {"quantize": True, "q_group_size": 32}),
+    "gpt_oss-kept": ("gpt_oss", {"packed": "mxfp4"}, {"dtype": "float16"}),
     "gemma4-moe": ("gemma4-moe", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
 }
