@@ -101,7 +101,7 @@ typedef struct mb_event {
     size_t text_len;
     bool is_reasoning;         /* MB_EV_TEXT */
     int32_t id;                /* MB_EV_TOKEN: sampled id; MB_EV_SCORE: the target id */
-    float logprob;             /* natural log, full vocabulary, of id */
+    float logprob;             /* natural log, full vocabulary, of id; NaN: this model has none (DiffusionGemma) */
     int32_t argmax;            /* MB_EV_SCORE: most likely id, and its log-probability */
     float argmax_logprob;
     int32_t index;             /* MB_EV_SCORE: position of the target */

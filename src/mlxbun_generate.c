@@ -74,7 +74,7 @@ mb_status mb_request_to_gen(const mb_request *r, struct gen_request *out, mb_err
     out->sampling.seed.exact = r->seed;
     out->stops = r->stops;
     out->n_stops = r->n_stops;
-    out->logprobs = true;
+    out->tokens = true;
     out->n_top_logprobs = r->n_top_logprobs;
     out->ignore_eos = r->ignore_eos;
     out->score = r->score;

@@ -91,7 +91,7 @@ static mb_status start_lane(struct bench *b, mb_engine *e, struct lane *l, mb_er
     if (!ids) return mb_fail(err, MB_NO_MEMORY, "out of memory for a prompt of %d tokens", (int)b->n_prompt);
     fill_prompt(b, ids, mb_engine_loaded(e)->n_vocab);
     struct gen_request r = { .input = GEN_IDS, .ids = ids, .n_ids = b->n_prompt, .max_tokens = b->n_tokens, .n_choices = 1,
-                             .ignore_eos = true, .raw_split = true, .logprobs = true };
+                             .ignore_eos = true, .raw_split = true, .tokens = true };
     r.sampling.temperature = (struct sampler_value){ .v = 0, .given = true };
     mb_status st = c.start(c.ctx, &r, NULL, NULL, &l->stream, err);
     mb_free(ids);

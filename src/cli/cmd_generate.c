@@ -1,4 +1,5 @@
 /* cmd_generate.c: one request through the waist, its text to the terminal as it comes, or one JSON object at the end. */
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -113,7 +114,7 @@ static mb_status set_request(const struct flags *f, struct input *in, mb_error *
     r->stops = f->stop.list;
     r->n_stops = f->stop.n_list;
     r->n_choices = 1;
-    r->logprobs = f->json.b;
+    r->tokens = f->json.b;
     r->thinking = !f->thinking.given ? GIVEN_NONE : f->thinking.b ? GIVEN_TRUE : GIVEN_FALSE;
     r->t_received_ns = clock_now_ns();
     for (int32_t i = 0; i < r->n_stops; i++)
@@ -156,7 +157,8 @@ static void on_token(struct output *o, const struct gen_token_info *t)
 {
     if (o->ids.len) buf_append_char(&o->ids, ','), buf_append_char(&o->logprobs, ',');
     json_write_int(&o->ids, t->id);
-    json_write_double(&o->logprobs, (double)t->logprob); /* shortest text of the double: the float32 reads back the same */
+    if (isnan(t->logprob)) buf_append_str(&o->logprobs, "null"); /* a model that has none */
+    else json_write_double(&o->logprobs, (double)t->logprob); /* shortest text of the double: the float32 reads back the same */
 }
 
 static mb_status on_event(struct output *o, const struct gen_event *ev, mb_error *err)

@@ -183,7 +183,7 @@ static mb_status draw(const struct prove *p, mb_engine *e, struct strangers *oth
     struct engine_client c = mb_engine_client(e);
     struct gen_stream *stream = NULL;
     struct gen_request r = { .input = GEN_IDS, .ids = p->ids, .n_ids = p->n_prompt, .n_choices = 1, .max_tokens = result->n_each,
-                             .ignore_eos = true, .logprobs = true, .raw_split = true };
+                             .ignore_eos = true, .tokens = true, .raw_split = true };
     r.sampling.temperature = (struct sampler_value){ .v = temperature, .given = true };
     r.sampling.seed = (struct sampler_value){ .v = PROVE_SEED, .given = true };
     r.sampling.top_p = r.sampling.top_k = r.sampling.min_p = (struct sampler_value){ .given = true };

@@ -64,9 +64,14 @@ static mb_status shape_check(const struct engine *e, const struct engine_job *jo
     if (job->method == JOB_EMBED && (job->n_choices != 1 || !job->hidden))
         return mb_fail(err, MB_INVALID, "an embedding job has one choice and room for its vector");
     if (job->method == JOB_EMBED && e->info->d_model <= 0) return mb_fail(err, MB_UNSUPPORTED, "this engine makes no embeddings");
+    if ((e->info->canvas != NULL) != (job->method == JOB_DIFFUSE))
+        return mb_fail(err, MB_UNSUPPORTED, e->info->canvas ? "this model writes blocks of tokens by diffusion: it generates, but "
+                       "scores no text and makes no embeddings" : "this model draws token by token, not by diffusion");
     if (!job->filter.on_done || !job->filter.on_end)
         return mb_fail(err, MB_INVALID, "a job needs the callbacks on_end and on_done");
-    if (job->method == JOB_GENERATE ? !job->filter.on_token : job->method == JOB_SCORE && !job->filter.on_score)
+    if (job->method == JOB_DIFFUSE && (job->next_mask || job->ahead || job->n_two_way > 0 || job->n_embeds > 0))
+        return mb_fail(err, MB_UNSUPPORTED, "a canvas takes no constraint on its draws, and its prompt no media");
+    if (job->method == JOB_GENERATE || job->method == JOB_DIFFUSE ? !job->filter.on_token : job->method == JOB_SCORE && !job->filter.on_score)
         return mb_fail(err, MB_INVALID, "a job needs the callback for what it draws or scores");
     if (job->n_marks < 0 || job->n_adapters < 0 || job->n_embeds < 0 || job->n_two_way < 0 || job->n_end_ids < 0)
         return mb_fail(err, MB_INVALID, "a job has a negative count");
@@ -80,14 +85,17 @@ static mb_status shape_check(const struct engine *e, const struct engine_job *jo
 mb_status job_check(struct engine *e, const struct engine_job *job, mb_error *err)
 {
     MB_TRY(shape_check(e, job, err));
-    int32_t room = e->info->n_context;
-    bool draws = job->method == JOB_GENERATE;
+    int32_t room = e->info->n_context, least = job->method == JOB_DIFFUSE ? canvas_tokens(e) : 1;
+    bool draws = job->method == JOB_GENERATE || job->method == JOB_DIFFUSE;
+    if (draws && least > 1 && job->n_ids > room - least)
+        return mb_fail_at(err, MB_CONTEXT_LENGTH, "messages", "the prompt has %d tokens and a block of the answer %d, this model's "
+                          "context is %d tokens; shorten the prompt", (int)job->n_ids, (int)least, (int)room);
     if (draws ? job->n_ids >= room : job->n_ids > room)
         return mb_fail_at(err, MB_CONTEXT_LENGTH, "messages", "the prompt has %d tokens, this model's context is %d "
                           "tokens; shorten the prompt", (int)job->n_ids, (int)room);
     MB_TRY(spans_check(e, job, err));
     int32_t fits = kv_pool_max_tokens(&e->kv, room);
-    if (job->n_ids + (draws ? 1 : 0) > fits)
+    if (job->n_ids + (draws ? least : 0) > fits)
         return mb_fail_at(err, MB_CONTEXT_OVER_BUDGET, "messages", "the prompt has %d tokens, the KV memory holds %d; "
                           "shorten the prompt or raise --memory-budget / --kv-budget", (int)job->n_ids, (int)fits);
     return MB_OK;
@@ -111,11 +119,12 @@ void seq_preempt(struct engine *e, struct sequence *s)
 static void add_needed(const struct engine *e, const struct sequence *s, int64_t need[KV_MAX_KINDS])
 {
     int64_t own[KV_MAX_KINDS];
-    int32_t n = s->n_ids + 1 + KV_PAGE_TOKENS, most = s->n_prompt + s->max_drawn;
+    int32_t more = 1 + KV_PAGE_TOKENS, canvas = s->run->job->method == JOB_DIFFUSE ? canvas_tokens(e) : 0;
+    int32_t n = s->n_ids + (more > canvas ? more : canvas), most = s->n_promised;
     kv_pages_needed(e->kv.kinds, e->kv.n_kinds, n < most ? n : most, own);
     for (int32_t k = 0; k < e->kv.n_kinds; k++) {
-        int64_t more = own[k] - (s->st.kind[k].n_page - s->kept[k]);
-        if (more > 0) need[k] += more;
+        int64_t lacks = own[k] - (s->st.kind[k].n_page - s->kept[k]);
+        if (lacks > 0) need[k] += lacks;
     }
 }
 
@@ -210,7 +219,7 @@ static bool must_await(struct engine *e, struct run *r)
     if (e->tree.cap_bytes == 0 || job->no_cache) return false;
     for (struct sequence *s = e->first; s; s = s->next) {
         if (s->phase != SEQ_ACTIVE || s->clean || s->i_choice != 0 || s->run->key != r->key) continue;
-        if (s->run->job->no_cache || s->run->job->method != JOB_GENERATE) continue;
+        if (s->run->job->no_cache || (s->run->job->method != JOB_GENERATE && s->run->job->method != JOB_DIFFUSE)) continue;
         if (r->awaits == s->run && r->awaits_id == s->run->id) return true;
         int32_t common = common_prefix(job, s->run->job);
         if (common <= job->n_ids / 2 || common < KV_PAGE_TOKENS || is_cached(e, r, common)) continue;
@@ -265,7 +274,8 @@ static void start(struct engine *e, struct run *r)
     e->meter.s.tokens_cached += (uint64_t)n_cached;
     if (f->on_start) f->on_start(f->ctx, r->job->n_ids, n_cached);
     /* Nothing to draw or to score: done before the first step. */
-    if (s->method->feed_end(s) <= s->st.n_committed || (r->job->method == JOB_GENERATE && s->max_drawn == 0))
+    bool draws = r->job->method == JOB_GENERATE || r->job->method == JOB_DIFFUSE;
+    if (s->method->feed_end(s) <= s->st.n_committed || (draws && s->max_drawn == 0))
         run_finish(e, r, END_LENGTH, MB_OK, NULL);
 }
 

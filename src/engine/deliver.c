@@ -14,6 +14,7 @@ void seq_finish(struct engine *e, struct sequence *s, enum end_reason why, mb_st
     if (s->phase == SEQ_ACTIVE) --*slots_of(e, s);
     if (s->phase == SEQ_PARKED) e->n_parked--;
     s->phase = SEQ_ENDED;
+    canvas_forget(e, s);
     if (why != END_ERROR && why != END_CANCELLED && s->st.n_committed > 0) seq_publish(e, s);
     for (int32_t i = 0; s->i_choice == 0 && i < r->job->n_choices; i++)
         if (r->seqs[i].phase == SEQ_FORK_WAIT) r->seqs[i].phase = SEQ_READY;

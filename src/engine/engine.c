@@ -14,6 +14,7 @@ static mb_status options_check(struct engine *e, const struct engine_options *op
 {
     const struct stepper_info *i = e->info;
     e->opt = *opt;
+    if (i->canvas) e->opt.batch = 1; /* always the serial lane (API-345) */
     if (opt->batch < 1 || opt->batch > i->n_rows_max)
         return mb_fail(err, MB_INVALID, "batch is %d, this model was loaded for 1 to %d rows", (int)opt->batch,
                        (int)i->n_rows_max);
@@ -97,6 +98,7 @@ static void engine_free(struct engine *e)
         mb_free(s->pos);
         mb_free(s->draws);
     }
+    canvas_close(e);
     prefix_tree_free(&e->tree);
     kv_pool_free(&e->kv);
     adapters_close(e);
@@ -119,6 +121,7 @@ mb_status engine_open(struct engine **out, const struct stepper *stepper, const 
     if (rc == MB_OK) rc = options_check(e, opt, err);
     if (rc == MB_OK) rc = memory_open(e, err);
     if (rc == MB_OK) rc = steps_open(e, err);
+    if (rc == MB_OK) rc = canvas_open(e, err);
     if (rc == MB_OK) rc = thread_open(e, err);
     if (rc == MB_OK) *out = e;
     else engine_free(e);

@@ -3,7 +3,7 @@
  * A job is plain data plus a filter: ids in, verdicts out. The engine knows no text, no JSON, no HTTP.
  * Files: kv.c (pool, chunks, pages), prefix_tree.c, sequence.c (one row source: ids, tables, sampler state),
  * scheduler.c (step loop), admit.c, deliver.c, sampler.c (the sampler table: parameters to sample_params), method.c
- * (autoregressive, score ...), scripted.c, stats.c.
+ * (autoregressive, score ...), method_diffusion.c, scripted.c, stats.c.
  *
  * Threads: engine_submit, engine_cancel, engine_stats from any thread; filter callbacks run on the engine thread, in
  * order, must not block and must not call back into the engine except engine_cancel.
@@ -62,7 +62,8 @@ struct index_mark { int32_t index; }; /* where a snapshot is worth taking (ends 
 
 /* JOB_EMBED: the final norm's output at the last token of the prompt (embeddings). Nothing is drawn; it takes rows beside
  * the batch, so it waits behind no generation (API-259). */
-enum job_method { JOB_GENERATE = 0, JOB_SCORE, JOB_EMBED };
+enum job_method { JOB_GENERATE = 0, JOB_SCORE, JOB_EMBED,
+                  JOB_DIFFUSE }; /* what a model with canvases does, and all it does: blocks of tokens, one sequence at a time */
 enum { ENGINE_EMBED_ROWS = 8, ENGINE_EMBED_QUEUE = 256 }; /* embedding jobs computed together; waiting, else MB_BUSY */
 
 /* What a job thinks comes next (jump-forward, fill). Either guesses: each is drawn like any token, all in one row, and kept
@@ -90,7 +91,8 @@ struct engine_job {
     int32_t n_marks;
     int32_t n_choices;            /* >= 1: forks after one prefill */
     int32_t max_tokens;           /* drawn tokens a choice; < 0 = none (clamped to the window) */
-    struct sample_params params;  /* noise.i_choice is set per choice by the engine */
+    struct sample_params params;  /* noise.i_choice is set per choice by the engine; JOB_DIFFUSE: temperature is times the
+                                     schedule's, 0 = no draws but best ids */
     const int32_t *end_ids;       /* stop generation; empty = none */
     int32_t n_end_ids;
     bool ignore_eos;              /* end ids do not stop */

@@ -58,6 +58,10 @@ struct sequence {
 
     bool in_flight;                /* a row of the step being computed is its */
     bool undelivered;              /* a drawn id waits for the filter */
+    struct {                       /* JOB_DIFFUSE: the finished canvas that is being told */
+        int32_t first, n, n_told;  /* ids[first .. first + n); n 0: none */
+        enum end_reason end;       /* how the sequence ends behind it */
+    } block;
     enum end_reason end;           /* known already, told at delivery */
     mb_status end_status;
     const char *end_text;          /* static */
@@ -97,6 +101,7 @@ struct step {
     struct draw *draws;
     int32_t n_rows, n_draws, n_tokens, n_prefill, n_guesses; /* n_prefill: without n_guesses */
     int32_t n_beside;              /* of n_rows: rows beside the batch, which draw nothing */
+    int32_t n_canvas;              /* of n_tokens: of a canvas, neither prefill nor drawn yet */
     bool undelivered;
 };
 
@@ -142,6 +147,7 @@ struct engine {
     int32_t n_active, n_parked;    /* n_active: slots of the batch that are taken */
     int32_t n_embed_active;        /* rows beside it */
     struct job_ahead ahead;        /* scratch of planning */
+    struct canvas *canvas;         /* of the sequence that is at one; NULL: the model has none */
     struct step step[2];
     int i_step;                    /* the one planned next */
     uint32_t turn;                 /* round robin of prefill */
@@ -154,6 +160,7 @@ struct engine {
 struct method {
     const char *name;
     bool beside;                                    /* takes rows beside the batch and its queue (ENGINE_EMBED_ROWS) */
+    bool waits;                                     /* no row while a result of its has not been told */
     int32_t (*feed_end)(const struct sequence *s);  /* indices that must be computed */
     /* Add this sequence's next row of at most `budget` tokens; false when it has none now. */
     bool (*next_row)(struct engine *e, struct sequence *s, struct step *st, int32_t budget);
@@ -161,11 +168,37 @@ struct method {
     void (*take)(struct engine *e, struct sequence *s, struct step *st, int32_t i_row);
     /* Tell the filter. */
     void (*deliver)(struct engine *e, struct sequence *s, struct step *st, int32_t i_row);
+    /* Tokens of a row that cannot be cut and must come next; 0: none. NULL: never. */
+    int32_t (*whole)(const struct engine *e, const struct sequence *s);
 };
+/* method.c: what methods share. A row of the sequence's next ids up to `end`; a drawing position behind n_history ids. */
+struct row *row_add(struct engine *e, struct sequence *s, struct step *st, int32_t end);
+struct sample_pos *draw_add(struct sequence *s, struct step *st, int32_t n_history);
+/* A row of the prompt that draws nothing; how far it goes, n_committed: there are no pages now. */
+int32_t prompt_row_end(struct engine *e, struct sequence *s, int32_t stop, int32_t budget);
+bool is_end_id(const struct engine_job *job, int32_t id);
+bool is_drawn(const struct engine *e, const struct draw *d);
+void no_draw(struct sequence *s, const struct draw *d);
+/* The first draw is finite: siblings start, keys may be shared. */
+void seq_is_clean(struct engine *e, struct sequence *s);
+/* Its consumer is slow. */
+void seq_park(struct engine *e, struct sequence *s);
+void unpark_look(struct engine *e, struct sequence *s);
 const struct method *method_get(enum job_method m);
 /* Which counter of taken slots a sequence is in while it is active; which counter of waiting jobs a run (lock). */
 int32_t *slots_of(struct engine *e, const struct sequence *s);
 int32_t *waiting_of(struct engine *e, const struct run *r);
+
+/* method_diffusion.c: the canvas of an engine; its rows. canvas_forget: s is at none any more. */
+mb_status canvas_open(struct engine *e, mb_error *err);
+void canvas_close(struct engine *e);
+void canvas_forget(struct engine *e, const struct sequence *s);
+int32_t canvas_tokens(const struct engine *e); /* 0: the model has none */
+int32_t diffusion_feed_end(const struct sequence *s);
+bool diffusion_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget);
+void diffusion_take(struct engine *e, struct sequence *s, struct step *st, int32_t i_row);
+void diffusion_deliver(struct engine *e, struct sequence *s, struct step *st, int32_t i_row);
+int32_t diffusion_whole(const struct engine *e, const struct sequence *s);
 
 /* adapter.c */
 mb_status adapters_open(struct engine *e, mb_error *err);
@@ -224,6 +257,7 @@ void *engine_main(void *arg);
 void stats_step(struct engine *e, const struct step *st, int64_t ns);
 void stats_guesses(struct engine *e, int32_t n, int32_t n_kept);
 void stats_token(struct engine *e, struct sequence *s);
+void stats_block(struct engine *e, int32_t n); /* a canvas is finished: so many tokens of it count */
 void stats_publish(struct engine *e);
 
 #endif

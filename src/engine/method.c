@@ -7,6 +7,7 @@
  * score: the prompt's own ids are the targets: row positions from n_score_from on draw with a target, on_score is told
  *   the index of the predicted id. Ends with END_LENGTH.
  * embed: the row that ends the prompt asks for the final norm's output at its last token; nothing draws.
+ * diffusion: method_diffusion.c.
  * Keys written by either are ordinary: committed, and published after a finite draw. */
 #include <math.h>
 #include <string.h>
@@ -30,7 +31,7 @@ static int32_t embeds_cut(const struct engine *e, struct sequence *s, int32_t fi
     return n;
 }
 
-static struct row *row_add(struct engine *e, struct sequence *s, struct step *st, int32_t end)
+struct row *row_add(struct engine *e, struct sequence *s, struct step *st, int32_t end)
 {
     const struct engine_job *job = s->run->job;
     int32_t first = s->st.n_committed;
@@ -60,7 +61,7 @@ static struct row *row_add(struct engine *e, struct sequence *s, struct step *st
     return r;
 }
 
-static struct sample_pos *draw_add(struct sequence *s, struct step *st, int32_t n_history)
+struct sample_pos *draw_add(struct sequence *s, struct step *st, int32_t n_history)
 {
     struct sample_pos *p = &st->pos[st->n_draws++];
     *p = (struct sample_pos){ .params = &s->params, .history = s->ids, .n_history = n_history, .n_drawn = s->n_drawn,
@@ -121,6 +122,13 @@ static bool guess_row(struct engine *e, struct sequence *s, struct step *st, int
     return true;
 }
 
+int32_t prompt_row_end(struct engine *e, struct sequence *s, int32_t stop, int32_t budget)
+{
+    int32_t covered, first = s->st.n_committed, end = chunk_end(e, s, stop, budget);
+    if (end > first && !seq_grow(e, s, end, &covered)) end = covered > first ? chunk_end(e, s, stop, covered - first) : 0;
+    return end > first ? end : first;
+}
+
 static bool generate_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
     int32_t n_ahead = ahead_ask(e, s), room = ahead_room(e, st);
@@ -132,10 +140,8 @@ static bool generate_next_row(struct engine *e, struct sequence *s, struct step 
     } else if (n_ahead > 0 && guess_row(e, s, st, n_ahead)) {
         return true;
     }
-    int32_t covered, end = chunk_end(e, s, s->n_ids, budget);
-    if (end > s->st.n_committed && !seq_grow(e, s, end, &covered))
-        end = covered > s->st.n_committed ? chunk_end(e, s, s->n_ids, covered - s->st.n_committed) : 0;
-    if (end <= s->st.n_committed) return false;
+    int32_t end = prompt_row_end(e, s, s->n_ids, budget);
+    if (end == s->st.n_committed) return false;
     struct row *r = row_add(e, s, st, end);
     if (end < s->n_ids) return true;
     const struct engine_job *job = s->run->job;
@@ -145,19 +151,19 @@ static bool generate_next_row(struct engine *e, struct sequence *s, struct step 
     return true;
 }
 
-static bool is_end_id(const struct engine_job *job, int32_t id)
+bool is_end_id(const struct engine_job *job, int32_t id)
 {
     for (int32_t i = 0; i < job->n_end_ids; i++)
         if (job->end_ids[i] == id) return !job->ignore_eos;
     return false;
 }
 
-static bool is_drawn(const struct engine *e, const struct draw *d)
+bool is_drawn(const struct engine *e, const struct draw *d)
 {
     return !d->non_finite && !d->no_candidate && d->id >= 0 && d->id < e->info->n_vocab;
 }
 
-static void no_draw(struct sequence *s, const struct draw *d)
+void no_draw(struct sequence *s, const struct draw *d)
 {
     s->end = END_ERROR;
     s->end_status = d->non_finite ? MB_NON_FINITE : MB_INVALID;
@@ -174,6 +180,14 @@ static void forks_start(struct engine *e, struct sequence *s)
         seq_fork(e, s, o);
         o->phase = SEQ_READY;
     }
+}
+
+void seq_is_clean(struct engine *e, struct sequence *s)
+{
+    bool first = !s->clean;
+    s->clean = true;
+    if (first) forks_start(e, s);
+    if (first || s->st.n_committed / KV_PAGE_TOKENS > s->n_published / KV_PAGE_TOKENS) seq_publish(e, s);
 }
 
 /* One draw: it joins, and may end the sequence. True: the guess that stands in its place was right, so the next draw counts. */
@@ -214,10 +228,7 @@ static void generate_take(struct engine *e, struct sequence *s, struct step *st,
     st->n_new[i_row] = n_kept + 1;
     if (n_guess > 0) guesses_settle(e, s, r, n_guess, n_kept);
     if (!is_drawn(e, &d[0])) return;
-    bool first = !s->clean;
-    s->clean = true;
-    if (first) forks_start(e, s);
-    if (first || s->st.n_committed / KV_PAGE_TOKENS > s->n_published / KV_PAGE_TOKENS) seq_publish(e, s);
+    seq_is_clean(e, s);
 }
 
 /* False: the sequence is finished. */
@@ -249,26 +260,33 @@ static bool put_tell(struct engine *e, struct sequence *s, int32_t n_new, bool *
     return true;
 }
 
+void seq_park(struct engine *e, struct sequence *s)
+{
+    if (s->phase == SEQ_ACTIVE) e->n_active--;
+    s->phase = SEQ_PARKED;
+    s->t_parked_ns = s->t_last_token_ns;
+    e->n_parked++;
+}
+
+void unpark_look(struct engine *e, struct sequence *s)
+{
+    pthread_mutex_lock(&e->lock);
+    s->unpark_seen = s->run->n_unpark;
+    pthread_mutex_unlock(&e->lock);
+}
+
 static void generate_deliver(struct engine *e, struct sequence *s, struct step *st, int32_t i_row)
 {
     const struct draw *d = &st->draws[st->i_draw[i_row]];
     int32_t n_new = st->n_new[i_row];
     bool park = false, lost = st->rows[i_row].draw != DRAW_NONE && !is_drawn(e, &d[n_new - 1]);
     if (st->rows[i_row].draw == DRAW_NONE) return;
-    pthread_mutex_lock(&e->lock);
-    s->unpark_seen = s->run->n_unpark;
-    pthread_mutex_unlock(&e->lock);
+    unpark_look(e, s);
     if (s->n_put > 0 && !put_tell(e, s, n_new - lost, &park)) return;
     for (int32_t i = 0; i < n_new; i++)
         if (!token_tell(e, s, &d[i], s->end == END_EOS && i == n_new - 1, &park)) return;
-    if (s->end != END_NONE) {
-        seq_finish(e, s, s->end, s->end_status, s->end_text);
-    } else if (park) {
-        if (s->phase == SEQ_ACTIVE) e->n_active--;
-        s->phase = SEQ_PARKED;
-        s->t_parked_ns = s->t_last_token_ns;
-        e->n_parked++;
-    }
+    if (s->end != END_NONE) seq_finish(e, s, s->end, s->end_status, s->end_text);
+    else if (park) seq_park(e, s);
 }
 
 /* --- score --- */
@@ -287,15 +305,14 @@ static int32_t score_from(const struct sequence *s)
 
 static bool score_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
-    int32_t from = span_start(s->run->job, score_from(s)), first = s->st.n_committed, covered;
+    int32_t from = span_start(s->run->job, score_from(s)), first = s->st.n_committed;
     int32_t last = score_feed_end(s), stop = first < from && from < last ? from : last;
     bool draws = first >= from;
     int32_t room = e->n_draw_max - st->n_draws - (e->opt.batch - (st->n_rows - st->n_beside) - 1);
     if (draws && room < budget) budget = room;
     if (budget <= 0) return false;
-    int32_t end = chunk_end(e, s, stop, budget);
-    if (end > first && !seq_grow(e, s, end, &covered)) end = covered > first ? chunk_end(e, s, stop, covered - first) : 0;
-    if (end <= first) return false;
+    int32_t end = prompt_row_end(e, s, stop, budget);
+    if (end == first) return false;
     struct row *r = row_add(e, s, st, end);
     if (!draws) return true;
     r->draw = DRAW_ALL;
@@ -340,9 +357,8 @@ static void score_deliver(struct engine *e, struct sequence *s, struct step *st,
 
 static bool embed_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
-    int32_t covered, first = s->st.n_committed, end = chunk_end(e, s, s->n_ids, budget);
-    if (end > first && !seq_grow(e, s, end, &covered)) end = covered > first ? chunk_end(e, s, s->n_ids, covered - first) : 0;
-    if (end <= first) return false;
+    int32_t end = prompt_row_end(e, s, s->n_ids, budget);
+    if (end == s->st.n_committed) return false;
     struct row *r = row_add(e, s, st, end);
     st->n_beside++;
     if (end == s->n_ids) r->hidden_out = s->run->job->hidden;
@@ -371,9 +387,11 @@ static void embed_deliver(struct engine *e, struct sequence *s, struct step *st,
 }
 
 static const struct method methods[] = {
-    [JOB_GENERATE] = { "autoregressive", false, generate_feed_end, generate_next_row, generate_take, generate_deliver },
-    [JOB_SCORE] = { "score", false, score_feed_end, score_next_row, score_take, score_deliver },
-    [JOB_EMBED] = { "embed", true, generate_feed_end, embed_next_row, embed_take, embed_deliver },
+    [JOB_GENERATE] = { "autoregressive", false, false, generate_feed_end, generate_next_row, generate_take, generate_deliver, NULL },
+    [JOB_SCORE] = { "score", false, false, score_feed_end, score_next_row, score_take, score_deliver, NULL },
+    [JOB_EMBED] = { "embed", true, false, generate_feed_end, embed_next_row, embed_take, embed_deliver, NULL },
+    [JOB_DIFFUSE] = { "diffusion", false, true, diffusion_feed_end, diffusion_next_row, diffusion_take, diffusion_deliver,
+                      diffusion_whole },
 };
 
 const struct method *method_get(enum job_method m)

@@ -28,11 +28,12 @@ static int32_t next_stop(const struct engine *e, const struct sequence *s, int32
     return end;
 }
 
-/* Tokens of the smallest row that may come next: one, or a whole two-way span. */
-static int32_t smallest_row(const struct sequence *s)
+/* Tokens of the smallest row that may come next: one, a whole two-way span, or what the method cannot cut. */
+static int32_t smallest_row(const struct engine *e, const struct sequence *s)
 {
     const struct engine_job *job = s->run->job;
-    int32_t at = s->st.n_committed;
+    int32_t at = s->st.n_committed, whole = s->method->whole ? s->method->whole(e, s) : 0;
+    if (whole > 0) return whole;
     for (int32_t i = 0; i < job->n_two_way; i++)
         if (job->two_way[i].first <= at && at < job->two_way[i].end) return job->two_way[i].end - at;
     return 1;
@@ -60,7 +61,7 @@ static int32_t n_pending(const struct sequence *s)
 static bool plannable(const struct sequence *s)
 {
     if (s->phase != SEQ_ACTIVE || s->end != END_NONE) return false;
-    return !s->undelivered || !(s->run->job->next_mask || s->run->job->ahead);
+    return !s->undelivered || !(s->run->job->next_mask || s->run->job->ahead || s->method->waits);
 }
 
 /* --- pages --- */
@@ -85,7 +86,7 @@ static bool is_alone(struct engine *e, const struct sequence *s)
 static bool secure(struct engine *e, struct sequence *s)
 {
     int32_t covered;
-    while (!seq_grow(e, s, s->st.n_committed + smallest_row(s), &covered)) {
+    while (!seq_grow(e, s, s->st.n_committed + smallest_row(e, s), &covered)) {
         struct sequence *v = victim(e);
         if (v && v != s) {
             seq_preempt(e, v);
@@ -142,12 +143,12 @@ static bool wants_prefill(const struct sequence *s)
 
 static int32_t prefill_one(struct engine *e, struct step *st, struct sequence *s, int32_t budget)
 {
-    int32_t before = st->n_tokens - st->n_guesses, n = budget, least = smallest_row(s);
+    int32_t before = st->n_tokens - st->n_guesses - st->n_canvas, n = budget, least = smallest_row(e, s);
     if (n > e->opt.prefill_chunk) n = e->opt.prefill_chunk;
     if (n < least) n = least;
     if (n > e->info->m_max - st->n_tokens) return 0;
     s->method->next_row(e, s, st, n);
-    st->n_prefill += st->n_tokens - st->n_guesses - before;
+    st->n_prefill += st->n_tokens - st->n_guesses - st->n_canvas - before;
     return st->n_tokens - st->n_guesses - before;
 }
 
@@ -170,9 +171,13 @@ static void plan_prefill(struct engine *e, struct step *st)
 
 void plan_step(struct engine *e, struct step *st)
 {
-    st->n_rows = st->n_draws = st->n_tokens = st->n_prefill = st->n_guesses = st->n_beside = 0;
+    st->n_rows = st->n_draws = st->n_tokens = st->n_prefill = st->n_guesses = st->n_beside = st->n_canvas = 0;
     secure_all(e);
-    for (struct sequence *s = e->first; s; s = s->next)
-        if (plannable(s) && n_pending(s) == 1 && !s->method->beside) s->method->next_row(e, s, st, 1);
+    for (struct sequence *s = e->first; s; s = s->next) {
+        if (!plannable(s) || n_pending(s) != 1 || s->method->beside) continue;
+        int32_t before = st->n_tokens - st->n_canvas;
+        s->method->next_row(e, s, st, 1);
+        if (s->method->whole) st->n_prefill += st->n_tokens - st->n_canvas - before; /* nothing draws one by one there */
+    }
     plan_prefill(e, st);
 }

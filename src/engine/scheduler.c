@@ -182,11 +182,13 @@ static void take_row(struct engine *e, struct step *st, int32_t i)
         if (!s->undelivered) seq_finish(e, s, s->end, s->end_status, s->end_text);
         return;
     }
-    bool after = r->commit == COMMIT_AFTER_ACCEPT;
-    s->st.n_committed = r->i_first + r->n;
-    s->st.n_replay = after ? r->n : 0;
-    s->st.i_state = after ? r->i_first : s->st.n_committed;
-    seq_snapshot(e, s);
+    if (r->commit != COMMIT_NEVER) {
+        bool after = r->commit == COMMIT_AFTER_ACCEPT;
+        s->st.n_committed = r->i_first + r->n;
+        s->st.n_replay = after ? r->n : 0;
+        s->st.i_state = after ? r->i_first : s->st.n_committed;
+        seq_snapshot(e, s);
+    }
     s->method->take(e, s, st, i);
     seq_drop_left(e, s);
 }

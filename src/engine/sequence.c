@@ -31,18 +31,20 @@ struct symbol_view seq_symbols(const struct sequence *s)
 static mb_status seq_make(struct engine *e, struct sequence *s, struct run *r, int32_t i_choice, mb_error *err)
 {
     const struct engine_job *job = r->job;
-    int32_t room = e->info->n_context - job->n_ids;
+    int32_t room = e->info->n_context - job->n_ids, canvas = job->method == JOB_DIFFUSE ? canvas_tokens(e) : 1;
+    bool draws = job->method == JOB_GENERATE || job->method == JOB_DIFFUSE;
+    room -= room % canvas; /* whole canvases only */
     s->run = r;
     s->i_choice = i_choice;
     s->method = method_get(job->method);
     s->n_prompt = s->n_ids = job->n_ids;
     s->context_bound = job->max_tokens < 0 || job->max_tokens > room;
-    s->max_drawn = job->method != JOB_GENERATE ? 0 : s->context_bound ? room : job->max_tokens;
+    s->max_drawn = !draws ? 0 : s->context_bound ? room : job->max_tokens;
     s->params = job->params;
     s->params.noise.i_choice = (uint32_t)i_choice;
     for (int32_t k = 0; k < KV_MAX_KINDS; k++) s->spare[k] = -1;
     s->cap_snaps = e->has_state ? job->n_marks + 1 + SNAPS_BY_COUNT : 0;
-    int32_t cap = job->n_ids + s->max_drawn, n_page = cap / KV_PAGE_TOKENS + 1;
+    int32_t cap = job->n_ids + (s->max_drawn + canvas - 1) / canvas * canvas, n_page = cap / KV_PAGE_TOKENS + 1;
     s->ids = mb_alloc((size_t)cap * sizeof *s->ids);
     s->embeds = mb_calloc((size_t)job->n_embeds + 1, sizeof *s->embeds);
     s->snaps = mb_calloc((size_t)s->cap_snaps + 1, sizeof *s->snaps);

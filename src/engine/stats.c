@@ -36,13 +36,14 @@ static void mean_add(double *mean, double v)
 void stats_step(struct engine *e, const struct step *st, int64_t ns)
 {
     struct meter *m = &e->meter;
-    int32_t n_decode = st->n_tokens - st->n_prefill - st->n_guesses; /* guesses that are kept: stats_guesses */
+    int32_t n_decode = st->n_tokens - st->n_prefill - st->n_guesses - st->n_canvas; /* guesses that are kept: stats_guesses */
     m->s.steps++;
     m->s.tokens_prefilled += (uint64_t)st->n_prefill;
     m->s.tokens_decoded += (uint64_t)n_decode;
     int64_t now = clock_now_ns();
     rate_add(&m->decode_rate, now, (uint64_t)n_decode);
     rate_add(&m->prefill_rate, now, (uint64_t)st->n_prefill);
+    if (st->n_canvas > 0) return; /* a round says nothing about either rate */
     if (st->n_prefill == 0) {
         mean_add(&m->decode_ns, (double)ns);
         if (st->n_rows == 1 && st->n_tokens == 1) {
@@ -64,6 +65,12 @@ void stats_guesses(struct engine *e, int32_t n, int32_t n_kept)
     m->s.n_guesses_kept += (uint64_t)n_kept;
     m->s.tokens_decoded += (uint64_t)n_kept;
     rate_add(&m->decode_rate, clock_now_ns(), (uint64_t)n_kept);
+}
+
+void stats_block(struct engine *e, int32_t n)
+{
+    e->meter.s.tokens_decoded += (uint64_t)n;
+    rate_add(&e->meter.decode_rate, clock_now_ns(), (uint64_t)n);
 }
 
 void stats_token(struct engine *e, struct sequence *s)

@@ -6,6 +6,8 @@
 
 #include "ops/row.h"
 
+struct canvas_spec;
+
 struct stepper_info {
     int32_t n_vocab, n_context;
     int32_t m_max;               /* tokens of a batch */
@@ -15,6 +17,7 @@ struct stepper_info {
     bool async;                  /* one step stays in flight */
     const struct kv_kind *kinds; /* borrowed; n_kinds 0: no state (scripted) */
     int32_t n_kinds;
+    const struct canvas_spec *canvas; /* borrowed (model/spec.h); the model draws by canvases; NULL: token by token */
     uint64_t identity;           /* weights, tier, KV format, numerics version, device class: root of cache keys */
     const char *describe;        /* one line */
 };

@@ -15,7 +15,8 @@ struct model_stepper {
     struct model *model;
     const struct ops *ops;
     const struct plan *plan;
-    struct compiled *compiled;
+    struct compiled *compiled, *canvas; /* canvas: NULL, or for rows over one */
+    struct compiled *running;           /* which of them computes, or has last */
     struct device *device;
     struct stepper_info info;
 };
@@ -54,13 +55,14 @@ static const struct stepper_info *ms_info(void *ctx)
 static mb_status ms_submit(void *ctx, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err)
 {
     struct model_stepper *m = ctx;
-    return m->ops->submit(m->compiled, rows, n_rows, results, err);
+    m->running = rows[0].canvas && m->canvas ? m->canvas : m->compiled;
+    return m->ops->submit(m->running, rows, n_rows, results, err);
 }
 
 static mb_status ms_collect(void *ctx, mb_error *err)
 {
     struct model_stepper *m = ctx;
-    return m->ops->collect(m->compiled, err);
+    return m->ops->collect(m->running, err);
 }
 
 static mb_status ms_pool_reserve(void *ctx, size_t bytes, mb_error *err)
@@ -103,7 +105,7 @@ static void ms_step_stats(void *ctx, uint64_t *n_barriers, uint64_t *barrier_ns)
 {
     struct model_stepper *m = ctx;
     struct ops_step_stats s = { 0 };
-    if (m->ops->stats) m->ops->stats(m->compiled, &s);
+    if (m->ops->stats) m->ops->stats(m->running, &s);
     *n_barriers = s.n_barriers;
     *barrier_ns = s.barrier_ns;
 }
@@ -143,12 +145,14 @@ mb_status stepper_from_model(struct stepper *out, struct model *model, mb_error 
     m->model = model;
     m->ops = model_ops(model);
     m->plan = model_plan_get(model);
-    m->compiled = model_compiled(model);
+    m->compiled = m->running = model_compiled(model);
+    m->canvas = model_canvas(model);
     m->device = model_device(model);
     m->info = (struct stepper_info){ .n_vocab = m->plan->n_vocab, .n_context = m->plan->n_context,
                                      .m_max = m->plan->m_max, .n_rows_max = m->plan->m_max,
                                      .d_model = m->plan->d_model,
                                      .async = m->ops->async, .kinds = m->plan->kinds, .n_kinds = m->plan->n_kinds,
+                                     .canvas = m->canvas ? &model_spec_get(model)->canvas : NULL,
                                      .identity = identity(m), .describe = m->ops->device_describe(m->device) };
     *out = (struct stepper){ m, ms_info, ms_submit, ms_collect, ms_pool_reserve, ms_page_copy, ms_pool_release,
                              ms_page_read, ms_page_write, ms_reserve_positions, ms_step_stats, ms_close, ms_adapter_load,

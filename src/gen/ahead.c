@@ -16,7 +16,7 @@ static bool jumps(const struct gen_stream *s)
 
 bool ahead_wanted(const struct gen_stream *s)
 {
-    return !s->req.score && (jumps(s) || fill_wanted(s));
+    return !s->req.score && !diffusion_is(s->g) && (jumps(s) || fill_wanted(s));
 }
 
 mb_status ahead_init(struct gen_choice *c, mb_error *err)

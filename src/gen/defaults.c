@@ -117,7 +117,7 @@ mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err)
     mb_status st;
     MB_TRY_GOTO(st, defaults_read_json(&config, dir, "config.json", err), done);
     MB_TRY_GOTO(st, defaults_read_json(&gc, dir, "generation_config.json", err), done);
-    read_sampling(g, gc);
+    if (!diffusion_is(g)) read_sampling(g, gc); /* its file has a schedule of its own (model/arch_diffusion.c) */
     add_ids_of(&ends, json_object_get(config, "eos_token_id"));
     add_ids_of(&ends, json_object_get(json_object_get(config, "text_config"), "eos_token_id"));
     add_ids_of(&ends, json_object_get(gc, "eos_token_id"));

@@ -120,7 +120,7 @@ static enum verdict on_token(void *ctx, int32_t i_choice, const struct draw *d, 
         return c->limit.err.code ? fail(c, c->limit.err.code, c->limit.err.text)
                                  : fail(c, MB_INVALID, "logit_bias and constraints leave no token that may be drawn");
     c->n_drawn++;
-    if (s->req.logprobs || s->req.n_top_logprobs > 0) push_token(c, d, is_end);
+    if (s->req.logprobs || s->req.tokens || s->req.n_top_logprobs > 0) push_token(c, d, is_end);
     if (is_end) return c->failed ? fail(c, MB_NO_MEMORY, "no memory for the answer") : VERDICT_GO;
     bool was_inside = c->split.inside;
     limit_before(c);

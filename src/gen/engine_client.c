@@ -49,6 +49,7 @@ static mb_status set_info(struct gen_engine *g, const struct gen_engine_options 
                           mb_error *err)
 {
     g->info = *info;
+    if (diffusion_is(g)) g->info.batch = 1;
     g->info.id = opt->model_id ? arena_strdup(&g->arena, opt->model_id) : id_of_dir(&g->arena, opt->model_dir);
     g->info.path = copy_or_empty(&g->arena, opt->model_dir);
     g->info.kv_mode = copy_or_empty(&g->arena, info->kv_mode);

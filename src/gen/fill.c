@@ -21,7 +21,7 @@ enum { FILL_MAX_TOOLS = 32, MAX_VARIANTS = 8 };
 bool fill_wanted(const struct gen_stream *s)
 {
     const struct gen_request *r = &s->req;
-    if (!s->g->opt.fill.strict || r->score || r->sampling.seed.given || r->logprobs || r->n_top_logprobs > 0) return false;
+    if (!s->g->opt.fill.strict || diffusion_is(s->g) || r->score || r->sampling.seed.given || r->logprobs || r->tokens || r->n_top_logprobs > 0) return false;
     return r->constraint.kind == CONSTRAINT_NONE && !limit_wanted(s);
 }
 

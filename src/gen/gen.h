@@ -66,6 +66,7 @@ struct gen_request {
     int32_t n_stops;
     int32_t n_choices;               /* >= 1 */
     bool logprobs;                   /* want each token's own */
+    bool tokens;                     /* want each token's id, with its log-probability where the model has one, else NaN */
     int32_t n_top_logprobs;          /* 0 .. SAMPLE_MAX_TOP */
     struct hlg_values hlg;           /* key by key over the server's */
     const char *adapter;             /* "a", "a+b", "none" or NULL = default; names, never paths */

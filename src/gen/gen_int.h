@@ -220,6 +220,11 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
 size_t prepare_arena_limit(const struct gen_request *r);
 mb_status request_copy(struct gen_request *dst, const struct gen_request *src, struct arena *a, mb_error *err);
 
+/* diffusion.c: models that write by canvases. After params and constraints: MB_INVALID names what cannot go with them */
+bool diffusion_is(const struct gen_engine *g);
+void diffusion_params(const struct gen_engine *g, struct gen_stream *s);
+mb_status diffusion_check(const struct gen_stream *s, mb_error *err);
+
 /* defaults.c: what the model directory says */
 mb_status defaults_read(struct gen_engine *g, const char *dir, mb_error *err);
 /* An object of a JSON file of the model directory; NULL when there is no such file. */

@@ -97,10 +97,11 @@ static void set_params(struct gen_engine *g, struct gen_stream *s, const struct 
     sp->end_ids = g->end_ids;
     sp->n_end_ids = g->n_end_ids;
     sp->n_top = s->req.n_top_logprobs;
-    sp->no_logprobs = !s->req.logprobs && s->req.n_top_logprobs == 0 && !s->req.score;
+    sp->no_logprobs = !s->req.logprobs && !s->req.tokens && s->req.n_top_logprobs == 0 && !s->req.score;
     hlg_resolve(&s->req.hlg, &g->opt.hlg, sp);
     int32_t n_model = engine_info(g->engine)->n_vocab, n_tok = tokenizer_n_vocab(g->text->tok);
     sp->n_vocab_live = n_tok > 0 && n_tok < n_model ? n_tok : n_model;
+    if (diffusion_is(g)) diffusion_params(g, s);
 }
 
 static int32_t max_tokens_of(const struct gen_engine *g, const struct gen_request *r)
@@ -126,7 +127,8 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
     MB_TRY(constrain_plan(g, s, &s->req, &s->tools, &s->plan, err));
     MB_TRY(render_limited(g->text, &s->req, s->plan.note.data, engine_info(g->engine)->n_context, &s->arena, &p, err));
     set_params(g, s, &p);
-    job->method = s->req.score ? JOB_SCORE : JOB_GENERATE;
+    if (diffusion_is(g)) MB_TRY(diffusion_check(s, err));
+    job->method = diffusion_is(g) ? JOB_DIFFUSE : s->req.score ? JOB_SCORE : JOB_GENERATE;
     job->ids = p.ids;
     job->n_ids = p.n_ids;
     job->marks = p.marks;

@@ -24,6 +24,8 @@ static const char *const gemma2_types[] = { "gemma2", NULL };
 static const char *const gemma3_types[] = { "gemma3_text", "gemma3", NULL };
 static const char *const gemma4_types[] = { "gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified", NULL };
 
+static const char *const diffusion_gemma_types[] = { "diffusion_gemma", NULL };
+
 static const struct arch_row rows[] = {
     { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral with or without its window" },
     { "qwen2", qwen2_types, arch_read_qwen2, KV_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
@@ -46,6 +48,8 @@ static const struct arch_row rows[] = {
     { "gemma2", gemma2_types, arch_read_gemma2, KV_F16, "Gemma 2: soft caps, every other layer a window, post-norms" },
     { "gemma3", gemma3_types, arch_read_gemma3, KV_F16, "Gemma 3 text: windows, two rope bases, post-norms" },
     { "gemma4", gemma4_types, arch_read_gemma4, KV_F16, "Gemma 4 text: shared keys, per-layer inputs, a mixture beside the MLP" },
+    { "diffusion_gemma", diffusion_gemma_types, arch_read_diffusion_gemma, KV_F16,
+      "DiffusionGemma text: not autoregressive; a canvas of tokens by rounds, one request at a time ([diffusion.md](diffusion.md))" },
 };
 
 const struct arch_row *arch_rows(size_t *n)

@@ -131,6 +131,18 @@ static mb_status visit_layer_table(struct model *m, bind_visit_fn visit, void *c
     return visit(ctx, &proj, &m->layer_proj, err);
 }
 
+/* The MLP in front of the layers of a canvas. */
+static mb_status visit_signal(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err)
+{
+    int64_t d = m->spec.d_model, d_ff = m->spec.layers[0].d_ff;
+    const struct bind_request gate = { .path = "self_conditioning.gate_proj", .n = d_ff, .k = d };
+    const struct bind_request up = { .path = "self_conditioning.up_proj", .n = d_ff, .k = d };
+    const struct bind_request down = { .path = "self_conditioning.down_proj", .n = d, .k = d_ff };
+    MB_TRY(visit(ctx, &gate, &m->signal_gate, err));
+    MB_TRY(visit(ctx, &up, &m->signal_up, err));
+    return visit(ctx, &down, &m->signal_down, err);
+}
+
 mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *err)
 {
     const struct model_spec *s = &m->spec;
@@ -143,6 +155,7 @@ mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *
         if (s->d_per_layer > 0) MB_TRY(visit_layer_input(m, i, visit, ctx, err));
     }
     if (s->d_per_layer > 0) MB_TRY(visit_layer_table(m, visit, ctx, err));
+    if (s->canvas.n > 0) MB_TRY(visit_signal(m, visit, ctx, err));
     struct bind_request embed = { .path = "embed_tokens", .n = s->n_vocab, .k = s->d_model, .gather_only = !s->tied_head };
     MB_TRY(visit(ctx, &embed, &m->embed, err));
     struct bind_request head = { .path = "lm_head", .n = s->n_vocab, .k = s->d_model };
@@ -183,8 +196,8 @@ static void done_with(struct pack_ctx *p, const struct bind_request *r, const ch
 /* The same for published experts; gate and up are read one after the other. */
 static void done_with_published(struct pack_ctx *p, const struct bind_request *r)
 {
-    static const char *const suffix[] = { "_blocks", "_scales", "" };
-    for (int i = 0; i < 3; i++) {
+    static const char *const suffix[] = { "_blocks", "_scales", "", ".weight", ".scales", ".biases" };
+    for (size_t i = 0; i < sizeof suffix / sizeof suffix[0]; i++) {
         const struct tensor_view *t = checkpoint_findf(p->c, "%s%s%s", p->m->spec.prefix, r->published, suffix[i]);
         if (!t) continue;
         p->done_bytes += t->size_bytes / (size_t)r->n_turns;

@@ -7,7 +7,8 @@
 
 #include "model/model_int.h"
 
-static const char *const prefixes[] = { "model.", "language_model.model.", "model.language_model.", "language_model.", "" };
+static const char *const prefixes[] = { "model.", "language_model.model.", "model.language_model.", "language_model.", "model.decoder.",
+                                       "" };
 
 mb_status model_find_prefix(struct model_spec *s, const struct checkpoint *c, mb_error *err)
 {
@@ -149,6 +150,44 @@ static mb_status bind_plain_stack(struct arena *a, const char *path, const struc
     return MB_OK;
 }
 
+/* The same as a module with quantised rows: codes, scales and biases of gate and up in one tensor each. */
+static mb_status bind_quantised_stack(const struct checkpoint *c, struct arena *a, const char *path, const char *published,
+                                      const struct tensor_view *w, const struct bind_request *r, struct weight_source *out,
+                                      mb_error *err)
+{
+    struct bind_request whole = { .n = r->n * r->n_turns, .k = r->k, .n_stack = r->n_stack };
+    MB_TRY(bind_quantised(c, published, w, &whole, out, err));
+    struct weight_slice *slices = arena_alloc_array(a, (size_t)r->n_stack, sizeof *slices);
+    if (!slices) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    const struct tensor_view *scales = checkpoint_findf(c, "%s.scales", published);
+    const uint8_t *codes = out->w, *s = out->scales, *b = out->biases;
+    size_t each_w = w->size_bytes / (size_t)r->n_stack, part_w = (size_t)r->i_turn * (each_w / (size_t)r->n_turns);
+    size_t each_s = scales->size_bytes / (size_t)r->n_stack, part_s = (size_t)r->i_turn * (each_s / (size_t)r->n_turns);
+    for (size_t i = 0; i < (size_t)r->n_stack; i++)
+        slices[i] = (struct weight_slice){ codes + i * each_w + part_w, s + i * each_s + part_s,
+                                           b ? b + i * each_s + part_s : NULL };
+    out->name = path;
+    out->n = r->n;
+    out->k = r->k;
+    out->w = out->scales = out->biases = NULL;
+    out->slices = slices;
+    out->n_slices = r->n_stack;
+    return MB_OK;
+}
+
+/* A module of its own (MLX): quantised, or plain as published. */
+static mb_status bind_fused_module(const struct model_spec *s, const struct checkpoint *c, struct arena *a, const char *path,
+                                   const char *published, const struct tensor_view *w, const struct bind_request *r,
+                                   struct weight_source *out, mb_error *err)
+{
+    if (w->dtype != DT_U32) return bind_plain_stack(a, path, w, r, out, err);
+    memset(out, 0, sizeof *out);
+    out->spec = quant_config_get(s->quant, published);
+    if (out->spec.mode == QUANT_NONE)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds packed codes, but config.json has no quantization entry for it", w->name);
+    return bind_quantised_stack(c, a, path, published, w, r, out, err);
+}
+
 /* Experts as the model's own files hold them; *found: they do. */
 static mb_status bind_published(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
                                 const struct bind_request *r, struct weight_source *out, bool *found, mb_error *err)
@@ -157,7 +196,9 @@ static mb_status bind_published(const struct model_spec *s, const struct checkpo
     if (!path || !published) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     const struct tensor_view *blocks = s->moe_blocks ? checkpoint_findf(c, "%s_blocks", published) : NULL;
     const struct tensor_view *plain = checkpoint_findf(c, "%s", published);
-    *found = blocks || plain;
+    const struct tensor_view *module = blocks || plain || s->moe_blocks ? NULL : checkpoint_findf(c, "%s.weight", published);
+    *found = blocks || plain || module;
+    if (module) return bind_fused_module(s, c, a, path, published, module, r, out, err);
     if (blocks) return bind_blocks(path, published, blocks, checkpoint_findf(c, "%s_scales", published), r, out, err);
     if (plain && s->moe_blocks)
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s: experts in plain floats, gate and up in one, are not read; take the mxfp4 "

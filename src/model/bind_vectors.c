@@ -22,12 +22,12 @@ static mb_status read_floats(const struct tensor_view *t, int64_t first, int64_t
 }
 
 /* A vector as float32, 64-byte aligned by the arena's rounding; plus_one folds Gemma's weight + 1. */
-static mb_status load_vector(struct model *m, const struct checkpoint *c, const char *path, int64_t n, bool plus_one,
-                             const float **out, mb_error *err)
+static mb_status load_vector_of(struct model *m, const struct checkpoint *c, const char *prefix, const char *path, int64_t n,
+                                bool plus_one, const float **out, mb_error *err)
 {
     *out = NULL;
-    const struct tensor_view *t = checkpoint_findf(c, "%s%s", m->spec.prefix, path);
-    if (!t) return mb_fail(err, MB_NOT_FOUND, "tensor %s%s is missing from the checkpoint", m->spec.prefix, path);
+    const struct tensor_view *t = checkpoint_findf(c, "%s%s", prefix, path);
+    if (!t) return mb_fail(err, MB_NOT_FOUND, "tensor %s%s is missing from the checkpoint", prefix, path);
     MB_TRY(check_vector(t, n, err));
     float *v = arena_alloc_array(&m->arena, (size_t)n, sizeof *v);
     if (!v) return mb_fail(err, MB_NO_MEMORY, "out of memory");
@@ -35,6 +35,12 @@ static mb_status load_vector(struct model *m, const struct checkpoint *c, const 
     for (int64_t i = 0; plus_one && i < n; i++) v[i] += 1.0f;
     *out = v;
     return MB_OK;
+}
+
+static mb_status load_vector(struct model *m, const struct checkpoint *c, const char *path, int64_t n, bool plus_one,
+                             const float **out, mb_error *err)
+{
+    return load_vector_of(m, c, m->spec.prefix, path, n, plus_one, out, err);
 }
 
 mb_status bind_vector(struct model *m, const struct checkpoint *c, const char *path, int64_t n, const float **out, mb_error *err)
@@ -93,6 +99,15 @@ static mb_status load_sinks(struct model *m, const struct checkpoint *c, int i, 
     return MB_OK;
 }
 
+static mb_status load_scalar(struct model *m, const struct checkpoint *c, const char *prefix, const char *path, const float **out,
+                             mb_error *err)
+{
+    MB_TRY(load_vector_of(m, c, prefix, path, 1, false, out, err));
+    if (**out == 0 || !__builtin_isfinite(**out))
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s%s is %g: a layer that gives nothing", prefix, path, (double)**out);
+    return MB_OK;
+}
+
 /* What Gemma 4 adds without ".weight": the layer's scalar, each expert's own weight, and the router's norm, which holds
  * scale / sqrt(d), one product each. */
 static mb_status load_bare_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err)
@@ -104,9 +119,8 @@ static mb_status load_bare_vectors(struct model *m, const struct checkpoint *c, 
     const float *scale;
     char path[128];
     snprintf(path, sizeof path, "layers.%d.layer_scalar", i);
-    if (s->layer_scalar) MB_TRY(load_vector(m, c, path, 1, false, &w->scalar, err));
-    if (w->scalar && (*w->scalar == 0 || !__builtin_isfinite(*w->scalar)))
-        return mb_fail(err, MB_BAD_FORMAT, "tensor %s%s is %g: a layer that gives nothing", s->prefix, path, (double)*w->scalar);
+    if (s->layer_scalar) MB_TRY(load_scalar(m, c, s->canvas.n > 0 ? s->encoder : s->prefix, path, &w->scalar, err));
+    if (s->canvas.n > 0) MB_TRY(load_scalar(m, c, s->prefix, path, &w->canvas_scalar, err));
     if (l->mlp != MLP_GATED_MOE) return MB_OK;
     snprintf(path, sizeof path, "layers.%d.%s", i, s->moe_side->expert_scale);
     MB_TRY(load_vector(m, c, path, l->n_expert, false, &w->expert_scale, err));
@@ -170,5 +184,7 @@ mb_status bind_vectors(struct model *m, const struct checkpoint *c, mb_error *er
     if (m->spec.d_per_layer > 0)
         MB_TRY(load_vector(m, c, "per_layer_projection_norm.weight", m->spec.d_per_layer, m->spec.norm_plus_one,
                            &m->layer_proj_norm, err));
+    if (m->spec.canvas.n > 0)
+        MB_TRY(load_vector(m, c, "self_conditioning.pre_norm.weight", m->spec.d_model, false, &m->signal_norm, err));
     return load_vector(m, c, "norm.weight", m->spec.d_model, m->spec.norm_plus_one, &m->final_norm, err);
 }

@@ -211,6 +211,7 @@ mb_status model_config_parse(struct model_spec *out, const json_t *config, const
     out->kv_format = arch->kv_format;
     mb_status st = quant_config_read(&out->quant, config, err);
     if (st == MB_OK) st = arch->read(out, config, err);
+    if (st == MB_OK && out->canvas.n > 0) st = canvas_schedule_read(&out->canvas, generation_config, err);
     if (st == MB_OK) {
         model_spec_finish(out);
         st = add_eos(out, config, "config.json", err);

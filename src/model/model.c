@@ -81,6 +81,7 @@ static void set_limits(struct model *m, const struct model_options *opt)
     if (opt->n_context > 0 && opt->n_context < m->spec.n_context) m->spec.n_context = opt->n_context;
     m->plan.m_max = opt->m_max > 0 ? opt->m_max : MODEL_M_MAX;
     if (m->plan.m_max < opt->n_rows_max) m->plan.m_max = opt->n_rows_max;
+    if (m->plan.m_max < m->spec.canvas.n) m->plan.m_max = m->spec.canvas.n;
     m->plan.n_draw_max = MODEL_DRAWS_AT_ONCE;
     m->plan.max_lora_rank = opt->max_lora_rank < 0 ? 0 : opt->max_lora_rank ? opt->max_lora_rank : MODEL_LORA_RANK;
     m->compile_opt.n_rows_max = opt->n_rows_max > 0 ? opt->n_rows_max : 1;
@@ -92,6 +93,22 @@ static void set_options(struct model *m, const struct model_options *opt)
     m->device = opt->device;
     m->tier = opt->tier;
     m->expert_offload = opt->expert_offload && opt->ops->pack_experts;
+}
+
+/* Scratch of both plans. */
+static size_t scratch_of(struct model *m)
+{
+    struct compile_options one = { .n_rows_max = 1 };
+    return m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt) +
+           (m->spec.canvas.n > 0 ? m->ops->scratch_bytes(m->device, &m->canvas_plan, &one) : 0);
+}
+
+static mb_status compile_plans(struct model *m, mb_error *err)
+{
+    struct compile_options one = { .n_rows_max = 1 };
+    m->scratch_bytes = scratch_of(m);
+    MB_TRY(m->ops->compile(m->device, &m->plan, &m->compile_opt, &m->compiled, err));
+    return m->spec.canvas.n > 0 ? m->ops->compile(m->device, &m->canvas_plan, &one, &m->canvas, err) : MB_OK;
 }
 
 static mb_status open_parts(struct model *m, const char *dir, const struct model_options *opt, mb_error *err)
@@ -111,8 +128,7 @@ static mb_status open_parts(struct model *m, const char *dir, const struct model
     }
     MB_TRY(rope_tables_open(m, err));
     MB_TRY(plan_build(m, err));
-    m->scratch_bytes = m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt);
-    return m->ops->compile(m->device, &m->plan, &m->compile_opt, &m->compiled, err);
+    return compile_plans(m, err);
 }
 
 mb_status model_open(struct model **out, const char *dir, const struct model_options *opt, mb_error *err)
@@ -147,7 +163,8 @@ static void layer_weights_all(struct layer_weights *w, struct weight *all[LAYER_
 
 struct weight *model_weight_at(struct model *m, size_t i)
 {
-    struct weight *const outside[] = { &m->embed, &m->head, &m->layer_table, &m->layer_proj };
+    struct weight *const outside[] = { &m->embed, &m->head, &m->layer_table, &m->layer_proj, &m->signal_gate, &m->signal_up,
+                                       &m->signal_down };
     size_t n = 0;
     for (int l = 0; l < m->spec.n_layer; l++) {
         struct weight *all[LAYER_WEIGHTS];
@@ -183,12 +200,16 @@ static void free_weights(struct model *m)
     m->ops->weight_free(m->device, &m->head);
     m->ops->weight_free(m->device, &m->layer_table);
     m->ops->weight_free(m->device, &m->layer_proj);
+    m->ops->weight_free(m->device, &m->signal_gate);
+    m->ops->weight_free(m->device, &m->signal_up);
+    m->ops->weight_free(m->device, &m->signal_down);
 }
 
 void model_close(struct model *m)
 {
     if (!m) return;
     if (m->compiled) m->ops->compiled_free(m->compiled);
+    if (m->canvas) m->ops->compiled_free(m->canvas);
     free_weights(m);
     for (int i = 0; m->ropes && i < m->spec.n_ropes; i++)
         if (m->ropes[i].cs) munmap(m->ropes[i].cs, m->ropes[i].reserved_bytes);
@@ -203,6 +224,7 @@ const struct plan *model_plan_get(const struct model *m) { return &m->plan; }
 const struct ops *model_ops(const struct model *m) { return m->ops; }
 struct device *model_device(const struct model *m) { return m->device; }
 struct compiled *model_compiled(const struct model *m) { return m->compiled; }
+struct compiled *model_canvas(const struct model *m) { return m->canvas; }
 enum fidelity_tier model_tier(const struct model *m) { return m->tier; }
 size_t model_weight_bytes(const struct model *m) { return m->weight_bytes; }
 size_t model_scratch_bytes(const struct model *m) { return m->scratch_bytes; }
@@ -298,7 +320,7 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
         st = m->ropes || m->spec.n_ropes == 0 ? plan_build(m, err) : mb_fail(err, MB_NO_MEMORY, "out of memory");
     }
     if (st == MB_OK) {
-        out->scratch_bytes = m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt);
+        out->scratch_bytes = scratch_of(m);
         out->n_kinds = m->spec.n_kinds;
         memcpy(out->kinds, m->spec.kinds, sizeof out->kinds);
         for (int i = 0; i < out->n_kinds; i++)

@@ -36,6 +36,7 @@ const struct plan *model_plan_get(const struct model *m);
 const struct ops *model_ops(const struct model *m);
 struct device *model_device(const struct model *m);
 struct compiled *model_compiled(const struct model *m);
+struct compiled *model_canvas(const struct model *m); /* for rows over a canvas; NULL: the model has none (spec.canvas) */
 enum fidelity_tier model_tier(const struct model *m);
 /* Bytes of packed weights in memory and of scratch: what admission subtracts, beside the cache of offloaded experts. */
 size_t model_weight_bytes(const struct model *m);

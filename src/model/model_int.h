@@ -24,6 +24,7 @@ struct layer_weights {
     const float *router_norm, *expert_scale, *pre_experts_norm, *post_dense_norm, *post_experts_norm; /* MLP_GATED_MOE */
     const float *post_input_norm;             /* per-layer input */
     const float *scalar;                      /* [1] of the layer's output, or NULL */
+    const float *canvas_scalar;               /* the same for canvases */
 };
 
 struct rope_table {
@@ -44,9 +45,13 @@ struct model {
     const float *final_norm;
     struct weight layer_table, layer_proj; /* per-layer inputs: of the id, of the embedding; [n_layer * d_per_layer] wide */
     const float *layer_proj_norm;          /* [d_per_layer] */
+    struct weight signal_gate, signal_up, signal_down; /* canvases: the MLP that the signal goes through */
+    const float *signal_norm;  /* [d_model] */
     struct rope_table *ropes;  /* [spec.n_ropes] */
     struct plan plan;
     struct compiled *compiled;
+    struct plan canvas_plan;   /* spec.canvas: the same layers over a canvas */
+    struct compiled *canvas;   /* NULL: none */
     struct compile_options compile_opt;
     size_t weight_bytes, scratch_bytes;
     bool expert_offload;       /* asked for, and the backend can */
@@ -105,7 +110,7 @@ mb_status bind_delta_vectors(struct model *m, const struct checkpoint *c, int i,
 /* Load everything: pack matrices, convert vectors, drop source pages. */
 mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct model_options *opt, mb_error *err);
 
-/* Write the plan over the bound weights (steps point into m). */
+/* Write the plan over the bound weights (steps point into m), and that of canvases where there are any. */
 mb_status plan_build(struct model *m, mb_error *err);
 
 #endif

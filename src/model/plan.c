@@ -10,6 +10,8 @@
  * With post-norms (gemma) o and down write to `branch`, and a norm adds that to the residual.
  * Gemma 4: `layer_in` holds what each layer gets of the token itself, made before the first layer; a layer may have a mixture
  * beside its MLP, and read its keys from an earlier layer's pages.
+ * A model with canvases has a second plan over the same weights: embed, then what the round before expects is mixed in; layers
+ * whose queries see the whole row; logits to expectations, then to draws.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +19,7 @@
 #include "model/model_int.h"
 
 #define STEPS_PER_LAYER 32
-#define STEPS_OUTSIDE 12
+#define STEPS_OUTSIDE 24
 
 /* Buffers of the plan; linear inputs by (group) as their readers ask. */
 struct plan_bufs {
@@ -33,6 +35,7 @@ struct writer {
     struct plan_bufs b;
     mb_error *err;
     bool failed;
+    bool canvas;
     int32_t cap;
 };
 
@@ -163,7 +166,7 @@ static struct plan_step *add_post_norm(struct writer *w, int i_layer, const floa
 /* The norm that ends a layer: (residual + norm(branch)) * the layer's scalar. */
 static void add_last_norm(struct writer *w, int i_layer, const float *weight)
 {
-    const float *scalar = w->m->layers[i_layer].scalar;
+    const float *scalar = w->canvas ? w->m->layers[i_layer].canvas_scalar : w->m->layers[i_layer].scalar;
     struct plan_step *s = add_post_norm(w, i_layer, weight);
     if (scalar && *scalar != 1.0f) s->u.norm.sum_scale = *scalar;
 }
@@ -227,7 +230,7 @@ static void add_attention(struct writer *w, int i_layer)
     s->u.attend.i_in_kind = l->i_in_kind;
     s->u.attend.softcap = l->attn_softcap;
     s->u.attend.window = l->window;
-    s->u.attend.causal = true;
+    s->u.attend.causal = !w->canvas;
     s->u.attend.sinks = lw->sinks;
     s->u.attend.gate = l->attn_gate ? w->b.q : -1;
     s->u.attend.gate_first = l->head_dim;
@@ -461,6 +464,33 @@ static void add_mlp(struct writer *w, int i_layer)
     if (spec->post_norms) add_post_mlp_norm(w, i_layer);
 }
 
+/* residual = norm(residual + mlp(norm(signal))) */
+static void add_signal(struct writer *w)
+{
+    struct model *m = w->m;
+    const struct weight *gate_up[2] = { &m->signal_gate, &m->signal_up }, *down[1] = { &m->signal_down };
+    buf_id in_of[2];
+    add_step(w, STEP_SIGNAL, -1, -1, w->b.branch);
+    add_inputs(w, add_norm(w, -1, w->b.branch, m->signal_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
+    struct part parts[2] = { { &m->signal_gate, NULL, w->b.gate, false, 0 }, { &m->signal_up, NULL, w->b.up, false, 0 } };
+    add_linears(w, -1, parts, in_of, 2, 0);
+    struct plan_step *s = add_step(w, STEP_GLU, -1, w->b.gate, -1);
+    s->u.glu.kind = m->spec.glu;
+    s->u.glu.up = w->b.up;
+    s->u.glu.width = (int32_t)m->signal_gate.n;
+    add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of);
+    struct part out = { &m->signal_down, NULL, w->b.residual, true, 0 };
+    add_linears(w, -1, &out, in_of, 1, 0);
+    add_norm(w, -1, w->b.residual, NULL)->out = w->b.residual;
+}
+
+static void add_expect(struct writer *w)
+{
+    struct plan_step *s = add_step(w, STEP_EXPECT, -1, w->b.logits, -1);
+    s->u.expect.table = &w->m->embed;
+    s->u.expect.scale = w->m->spec.embed_scale;
+}
+
 static void add_head(struct writer *w)
 {
     struct model *m = w->m;
@@ -470,6 +500,7 @@ static void add_head(struct writer *w)
     add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in, in_of);
     struct part part = { head[0], NULL, w->b.logits, false, m->spec.logit_scale };
     add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
+    if (w->canvas) add_expect(w);
     add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);
 }
 
@@ -526,11 +557,11 @@ static void add_all_bufs(struct writer *w)
     w->b.logits = add_buf(w, "logits", BUF_F32, s->n_vocab, 0, true);
 }
 
-mb_status plan_build(struct model *m, mb_error *err)
+static mb_status build(struct model *m, struct plan *p, bool canvas, mb_error *err)
 {
-    struct plan *p = &m->plan;
-    struct writer w = { .m = m, .p = p, .err = err, .cap = m->spec.n_layer * STEPS_PER_LAYER + STEPS_OUTSIDE };
+    struct writer w = { .m = m, .p = p, .err = err, .canvas = canvas, .cap = m->spec.n_layer * STEPS_PER_LAYER + STEPS_OUTSIDE };
     p->tier = m->tier;
+    p->canvas = canvas;
     p->n_layer = m->spec.n_layer;
     p->d_model = m->spec.d_model;
     p->n_vocab = m->spec.n_vocab;
@@ -546,6 +577,7 @@ mb_status plan_build(struct model *m, mb_error *err)
     e->u.embed.table = &m->embed;
     e->u.embed.scale = m->spec.embed_scale;
     if (m->spec.d_per_layer > 0) add_layer_inputs(&w);
+    if (canvas) add_signal(&w);
     for (int i = 0; i < m->spec.n_layer; i++) {
         p->layer_first[i] = p->n_steps;
         if (m->spec.layers[i].attn == ATTN_GATED_DELTA) add_delta(&w, i);
@@ -560,4 +592,15 @@ mb_status plan_build(struct model *m, mb_error *err)
     add_head(&w);
     if (w.failed) return err && err->code != MB_OK ? err->code : mb_fail(err, MB_INTERNAL, "the plan outgrew its limits");
     return MB_OK;
+}
+
+mb_status plan_build(struct model *m, mb_error *err)
+{
+    struct plan *c = &m->canvas_plan;
+    MB_TRY(build(m, &m->plan, false, err));
+    if (m->spec.canvas.n == 0) return MB_OK;
+    c->m_max = m->spec.canvas.n;
+    c->n_draw_max = m->plan.n_draw_max < c->m_max ? m->plan.n_draw_max : c->m_max;
+    c->max_lora_rank = m->plan.max_lora_rank;
+    return build(m, c, true, err);
 }

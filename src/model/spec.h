@@ -61,6 +61,18 @@ struct delta_spec {
     bool fused;                      /* two projections (in_proj_qkvz, in_proj_ba), key head by key head, instead of four */
 };
 
+/* A model that writes a block of tokens at a time, by rounds over a canvas of noise (diffusion_gemma): the family's own sampler
+ * and its numbers, from generation_config.json. At round k of n_rounds (from 1) the temperature is
+ * t_min + (t_max - t_min) * (n_rounds - k + 1) / n_rounds. */
+struct canvas_spec {
+    int32_t n;                       /* tokens of a canvas; 0: the model draws token by token */
+    int32_t n_rounds;                /* at most */
+    double t_min, t_max;
+    double entropy_bound;            /* positions are taken, surest first, while the entropy of those before is at most so much */
+    int32_t stability;               /* a canvas is done when the best ids were the same so many rounds before as well ... */
+    double confidence;               /* ... and the mean entropy is below this */
+};
+
 /* Module names of the norms of a layer; the two behind the blocks are read with post_norms only. */
 struct norm_names { const char *attn, *post_attn, *mlp, *post_mlp; };
 
@@ -100,6 +112,8 @@ struct model_spec {
     int32_t d_per_layer;             /* per-layer inputs: width of a layer's share; 0 = none (gemma4) */
     int32_t n_vocab_per_layer;       /* rows of their table */
     bool layer_scalar;               /* a layer's output times layers.N.layer_scalar (gemma4) */
+    struct canvas_spec canvas;
+    const char *encoder;             /* canvas: where the scalars of ordinary rows are; the prefix has those of canvases; static */
     float embed_scale;               /* 1 = none */
     float logit_softcap;             /* 0 = none */
     float logit_scale;               /* 0 = none: of the logits, before the cap (granite, minicpm) */

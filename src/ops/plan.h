@@ -49,7 +49,9 @@ enum step_op {
     STEP_ROUTE,   /* router logits -> which experts a token goes to, and their weights */
     STEP_EXPERTS, /* a linear input through the chosen experts' gated MLPs, summed by weight */
     STEP_DRAWS,   /* copy the rows that draw: in [tokens] -> out [draws] */
-    STEP_SAMPLE   /* logits -> draws */
+    STEP_SAMPLE,  /* logits -> draws */
+    STEP_SIGNAL,  /* canvases: what the round before expects (canvas_pass.signal) -> out; zeros without */
+    STEP_EXPECT   /* canvases: logits -> expected embeddings and entropies (canvas_pass); the logits stay */
 };
 
 #define PLAN_MAX_PARTS 4 /* weights of one linear group */
@@ -141,7 +143,7 @@ struct plan_step {
             int16_t i_kind, i_in_kind; /* pages read (a donor's for shared KV) */
             float softcap;             /* 0 = none */
             int32_t window;            /* 0 = all */
-            bool causal;               /* false: bidirectional (towers) */
+            bool causal;               /* false: the queries of a row see what its first one sees, and all of the row */
             const float *sinks;        /* [n_head] f32, times log2(e): one more logit of each head, without a value; or NULL */
             buf_id gate;               /* -1 = none: head h of the output is divided by 1 + exp(-gate), whose head_dim */
             int32_t gate_first, gate_step; /* columns begin at gate_first + h * gate_step */
@@ -158,6 +160,7 @@ struct plan_step {
             int16_t i_kind, i_in_kind; /* KIND_STATE: [n_head_v][dim_k][dim_v], then the last n_conv - 1 inputs of the
                                           convolution, index i at row i mod (n_conv - 1) */
         } delta;
+        struct { const struct weight *table; float scale; } expect; /* in = logits; the embedding is row * scale */
         struct { enum glu_kind kind; buf_id up; int32_t width, up_first; } glu; /* in = gate; columns of up from up_first on */
         struct {                       /* in: [n_expert] logits; out: [top_k] ids (exact floats, rising), [top_k] weights */
             int32_t n_expert, top_k;
@@ -180,6 +183,7 @@ struct plan_step {
 
 struct plan {
     enum fidelity_tier tier;
+    bool canvas;               /* every row is a round over a canvas */
     struct plan_buf bufs[PLAN_MAX_BUFS];
     int32_t n_bufs;
     struct plan_step *steps;   /* owned by the model's arena */

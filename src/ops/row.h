@@ -68,7 +68,17 @@ enum row_draw { DRAW_NONE = 0, DRAW_LAST, DRAW_ALL };
 enum row_commit {
     COMMIT_YES = 0,      /* collect commits all n; recurrent state is updated in place */
     COMMIT_AFTER_ACCEPT, /* keys lie beyond n_committed; inputs of recurrent layers are kept; seq_commit(k) decides */
-    COMMIT_NEVER         /* scoring, towers, diffusion canvases: private tail pages */
+    COMMIT_NEVER         /* scoring, towers, canvases: keys lie in private tail pages and are overwritten by what comes next */
+};
+
+/* A round over a canvas: a block of tokens that is computed again and again, each seeing all of it and what its first one sees
+ * before it, until it is good (diffusion). Such a row goes through the plan of canvases alone: DRAW_ALL, COMMIT_NEVER; draw j
+ * is for index i_first + j itself. */
+struct canvas_pass {
+    float temperature;     /* of the distributions below, > 0; the draws go by their own sample_params */
+    const float *signal;   /* [n][d_model]: `expect` of the round before; NULL: none, the first round */
+    float *expect;         /* [n][d_model] out: the embedding that each position's distribution expects; may be `signal` */
+    float *entropy;        /* [n] out: of each position's distribution, nats */
 };
 
 struct adapter_handle;   /* a mounted LoRA adapter, bound to the plan's modules; ops/plan.h */
@@ -94,6 +104,7 @@ struct row {
     const struct adapter_handle *const *adapters; /* in stack order; n_adapters 0: the row never enters the step */
     int32_t n_adapters;
     enum row_commit commit;
+    const struct canvas_pass *canvas; /* NULL: an ordinary row */
 };
 
 static inline int32_t row_n_draw(const struct row *r)

@@ -15,7 +15,7 @@
 #define SAMPLE_MAX_TOP 20 /* top_logprobs kept per draw (the API allows 11) */
 
 /* Purposes of random numbers; part of the Philox counter. */
-enum noise_purpose { NOISE_DRAW = 0, NOISE_XTC = 1, NOISE_DRAFT = 2 };
+enum noise_purpose { NOISE_DRAW = 0, NOISE_XTC = 1, NOISE_DRAFT = 2, NOISE_CANVAS = 3 };
 
 /* Key of the noise of one draw: a function of the request alone, never of batch, slot or time. */
 struct noise_key {

@@ -419,12 +419,13 @@ def test_t1_every_row_of_both_tables_is_documented():
 
 
 def test_every_family_has_goldens():
-    """A family in the table has logits of an oracle and digests of its bits."""
+    """A family in the table has logits of an oracle and digests of its bits; one that writes by canvases, rounds over them."""
     bits = json.loads((ROOT / "tests/invariance/bits.json").read_text())["rows"]
     names = re.findall(r"^\| ([a-z0-9_]+) \|", run("help", "--docs-families").stdout, re.M)[1:]
     assert len(names) > 10
     for name in names:
-        assert (ROOT / f"tests/golden/logits/{name}.json").exists() and any(k.startswith(name + " ") for k in bits), name
+        logits = [ROOT / f"tests/golden/{folder}/{name}.json" for folder in ("logits", "diffusion")]
+        assert any(p.exists() for p in logits) and any(k.startswith(name + " ") for k in bits), name
 
 
 @pytest.mark.parametrize("page,flag", [("flags.md", "--docs"), ("errors.md", "--docs-errors"), ("routes.md", "--docs-routes"),

@@ -137,6 +137,12 @@ static void test_gemma4_bits(void **state)
     check_family("gemma4-kv");
     check_family("gemma4-moe");
 }
+/* What is written already; canvases: tests/golden/test_diffusion.c */
+static void test_diffusion_gemma_bits(void **state)
+{
+    check_family("diffusion_gemma");
+    check_family("diffusion_gemma-4bit");
+}
 /* MOD-026: the recurrence is the same in chunks of any length */
 static void test_qwen3_5_bits(void **state) { check_family("qwen3_5"); }
 static void test_qwen3_5_moe_bits(void **state) { check_family("qwen3_5_moe"); }
@@ -176,6 +182,7 @@ int main(void)
         cmocka_unit_test(test_granite_bits), cmocka_unit_test(test_minicpm_bits), cmocka_unit_test(test_olmo2_bits),
         cmocka_unit_test(test_olmo3_bits), cmocka_unit_test(test_smollm3_bits), cmocka_unit_test(test_phi3_bits), cmocka_unit_test(test_glm4_bits),
         cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits), cmocka_unit_test(test_gemma4_bits),
+        cmocka_unit_test(test_diffusion_gemma_bits),
         cmocka_unit_test(test_qwen3_5_bits), cmocka_unit_test(test_qwen3_5_moe_bits), cmocka_unit_test(test_qwen3_next_bits),
     };
     return cmocka_run_group_tests(tests, load, store);

@@ -6,6 +6,8 @@ static mb_status check_row(const struct compiled *c, const struct row *r, int32_
     const struct plan *p = c->plan;
     if (r->n <= 0 || m_so_far + r->n > p->m_max)
         return mb_fail(err, MB_INTERNAL, "a batch of %d tokens was submitted, the plan holds %d", m_so_far + r->n, p->m_max);
+    if (p->canvas != (r->canvas != NULL) || (r->canvas && (r->draw != DRAW_ALL || r->commit != COMMIT_NEVER)))
+        return mb_fail(err, MB_INTERNAL, "a canvas and an ordinary row go through plans of their own");
     if (r->rope_axes == 3)
         return mb_fail(err, MB_UNSUPPORTED, "three-axis positions are not in this version");
     if (r->i_first < 0 || r->i_first + r->n > p->n_context)

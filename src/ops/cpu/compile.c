@@ -169,7 +169,8 @@ static const char *weight_form(const struct weight *w, char out[24])
 
 void cpu_describe_step(struct compiled *c, int32_t i_step, char *text, size_t cap)
 {
-    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "delta", "glu", "route", "experts", "draws", "sample" };
+    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "delta", "glu", "route", "experts", "draws", "sample",
+                                     "signal", "expect" };
     const struct plan_step *s = &c->plan->steps[i_step];
     static const char *const forms[] = { "f32", "q8", "q16" };
     char form[24];

@@ -190,6 +190,12 @@ void cpu_sample_sum_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
 int64_t cpu_sample_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
 void cpu_sample_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
 
+int64_t cpu_expect_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_expect_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+size_t cpu_expect_scratch_bytes(const struct plan *p);
+/* step_canvas.c: the signal of token i to y. */
+void cpu_signal_row(const struct compiled *c, int64_t i, int64_t d, float *y);
+
 /* step_rows.c: y[0..n) = act(gate) * up */
 void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate, const float *up, int64_t n, float *y);
 /* step_rows.c: columns [col0, col1) of row i of a gated MLP; y: scratch of the whole width. */

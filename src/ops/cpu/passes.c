@@ -207,7 +207,7 @@ static int32_t add_attend(struct builder *b, const struct plan_step *s, const st
 static int32_t add_steps(struct builder *b, const struct plan_step *s, int32_t n_left)
 {
     switch (s->op) {
-    case STEP_EMBED: case STEP_NORM: add_pass(b, s, cpu_rows_open, cpu_rows_tile); return 1;
+    case STEP_EMBED: case STEP_NORM: case STEP_SIGNAL: add_pass(b, s, cpu_rows_open, cpu_rows_tile); return 1;
     case STEP_DRAWS:
         b->c->i_draws_pass = b->n_passes;
         b->c->i_draws = (int32_t)(s - b->c->plan->steps);
@@ -226,6 +226,7 @@ static int32_t add_steps(struct builder *b, const struct plan_step *s, int32_t n
         add_pass(b, s, cpu_experts_up_open, cpu_experts_up_tile);
         add_pass(b, s, cpu_experts_down_open, cpu_experts_down_tile)->again = s->host_point ? cpu_experts_again : NULL;
         return 1;
+    case STEP_EXPECT: add_pass(b, s, cpu_expect_open, cpu_expect_tile); return 1;
     case STEP_SAMPLE:
         add_pass(b, s, cpu_sample_max_open, cpu_sample_max_tile);
         add_pass(b, s, cpu_sample_sum_open, cpu_sample_sum_tile);

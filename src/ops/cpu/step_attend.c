@@ -19,6 +19,7 @@
 /* What a query at sequence index i may see: one interval, by (index, window, spans) alone. */
 static void visible(const struct plan_step *s, const struct row *r, int32_t i, int32_t *lo, int32_t *hi)
 {
+    if (!s->u.attend.causal) i = r->i_first;
     *hi = s->u.attend.causal ? i + 1 : r->i_first + r->n;
     *lo = s->u.attend.window > 0 && i + 1 > s->u.attend.window ? i + 1 - s->u.attend.window : 0;
     for (int32_t k = 0; k < r->n_two_way; k++)
@@ -368,6 +369,7 @@ size_t cpu_thread_scratch_bytes(const struct plan *p)
     for (int32_t i = 0; i < p->n_steps; i++)
     {
         size_t n = p->steps[i].op == STEP_ATTEND ? attend_bytes(&p->steps[i])
+                   : p->steps[i].op == STEP_EXPECT ? cpu_expect_scratch_bytes(p)
                    : p->steps[i].op == STEP_DELTA ? cpu_delta_scratch_bytes(&p->steps[i])
                    : p->steps[i].op == STEP_EXPERTS ? cpu_experts_scratch_bytes(p, &p->steps[i]) : 0;
         if (n > most) most = n;

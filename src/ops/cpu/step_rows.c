@@ -61,6 +61,7 @@ static void rows_do(struct compiled *c, const struct plan_step *s, int64_t first
 {
     for (int64_t i = first; i < end; i++) {
         if (s->op == STEP_EMBED) embed_row(c, s, i);
+        else if (s->op == STEP_SIGNAL) cpu_signal_row(c, i, c->plan->bufs[s->out].width, cpu_row_f32(c, s->out, i));
         else if (s->op == STEP_DRAWS) draws_row(c, s, i);
         else if (s->op == STEP_ATTEND || s->op == STEP_DELTA) attend_row(c, s, i);
         else norm_row(c, s, i, (float *)c->thread_scratch[i_thread]);

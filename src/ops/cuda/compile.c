@@ -50,6 +50,9 @@ static mb_status check_plan(const struct plan *p, mb_error *err)
     for (int32_t k = 0; k < p->n_kinds; k++) n_state += p->kinds[k].type == KIND_STATE;
     if (n_state > 1)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "%d kinds of recurrent state do not run on a GPU in this version; use --device cpu", n_state);
+    if (p->canvas)
+        return mb_fail_at(err, MB_UNSUPPORTED, "device", "blocks of tokens by diffusion are computed on the CPU alone in this version; "
+                          "use --device cpu");
     if (p->tier == TIER_F32)
         return mb_fail_at(err, MB_UNSUPPORTED, "tier", "the f32 tier is computed on the CPU alone: use --device cpu, or --tier l1");
     for (int32_t i = 0; i < p->n_steps; i++) MB_TRY(check_step(&p->steps[i], err));
