@@ -1,7 +1,11 @@
 /* cuda_kernels.cu: the CUDA kernels by themselves: each against a plain float64 reference within the bound of kernels.h, bits
  * equal for every batch width and path, then speed beside the read bandwidth and the tensor peak of the same run.
  *
- *   cuda_kernels [check] [linear] [attend]      none: all. Exit 1 when a check fails, 2 on a CUDA error.
+ *   cuda_kernels [check | check-linear | check-glu | check-attend] [attend] [linear] [linear8] [linear16]
+ *                                                none: all. Exit 1 when a check fails, 2 on a CUDA error.
+ *   few: only the forms that a build of the kernels with -DCK_FEW has.
+ * Build: nvcc -std=c++17 -O3 --fmad=false -Isrc -gencode=arch=compute_90a,code=sm_90a -o build/cuda_kernels
+ *        bench/cuda_kernels.cu src/ops/cuda/kernels_*.cu
  */
 #include <math.h>
 #include <stdio.h>
@@ -158,20 +162,20 @@ static __global__ void reference(struct weight_set s, const float *x, int64_t ld
     if (row >= s.w.n || tok >= m) return;
     double sum = 0, abs_sum = 0;
     for (int64_t i = 0; i < k; i++) {
-        double w;
+        double w, wide = 0; /* f32 scales are rounded to f16: an error of their parts, which may cancel in w */
         if (s.bits == 0) w = elem_at(s.src, s.dt, row * k + i);
         else {
             int64_t bit = i * s.bits;
             const uint32_t *r = (const uint32_t *)s.src + row * (k * s.bits / 32);
             uint64_t v = r[bit >> 5];
             if ((bit & 31) + s.bits > 32) v |= (uint64_t)r[(bit >> 5) + 1] << 32;
-            w = elem_at(s.scales, s.dt, row * (k / s.group) + i / s.group) * (double)((v >> (bit & 31)) & ((1u << s.bits) - 1)) +
-                elem_at(s.biases, s.dt, row * (k / s.group) + i / s.group);
+            double sq = elem_at(s.scales, s.dt, row * (k / s.group) + i / s.group) * (double)((v >> (bit & 31)) & ((1u << s.bits) - 1));
+            double b = elem_at(s.biases, s.dt, row * (k / s.group) + i / s.group);
+            w = sq + b;
+            if (s.dt == CK_DT_F32) wide = fabs(sq) + fabs(b);
         }
-        double p = w * (double)x[tok * ld_x + i];
-        sum += p;
-        /* rounding of a weight is relative to its parts when they cancel in f32 scales only; |w| is what counts otherwise */
-        abs_sum += fabs(p);
+        sum += w * (double)x[tok * ld_x + i];
+        abs_sum += (wide > 0 ? wide : fabs(w)) * fabs((double)x[tok * ld_x + i]);
     }
     y[(int64_t)tok * s.w.n + row] = sum;
     mag[(int64_t)tok * s.w.n + row] = abs_sum;
@@ -224,7 +228,6 @@ static void check_linear(int bits, int group, int dt, int64_t n, int64_t k)
     run_steps(&s, x, m, 1, 0, y, bias);
     std::vector<float> base = host(y, (size_t)(m * n));
     double worst = 0, bound = ldexp(1, -10) + ldexp(sqrt((double)k), -20), err2 = 0, ref2 = 0;
-    /* scales in f32 are rounded to f16: an error relative to s q and b, which may cancel */
     for (size_t i = 0; i < r.size(); i++) {
         double e = fabs((double)base[i] - (r[i] + hb[i % (size_t)n])), rel = e / (g[i] + 1e-6 * fabs(hb[i % (size_t)n]) + 1e-30);
         if (!(rel <= worst)) worst = rel;
@@ -786,7 +789,7 @@ int main(int argc, char **argv)
         };
         for (auto &c : cases) check_attend(c);
     }
-    if (want("linear") || want("attend")) roofline();
+    if (want("linear") || want("linear8") || want("linear16") || want("attend")) roofline();
     if (want("attend")) speed_attend();
     if (want("linear")) speed_linear(4, 64);
     if (want("linear8")) speed_linear(8, 64);

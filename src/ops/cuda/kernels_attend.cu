@@ -392,10 +392,6 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(128) small_k
         return (const uint16_t *)((const uint8_t *)g.a.pool + (int64_t)g.a.pages[u.i_table * g.a.ld_pages + (key0 >> 6) + w] * 4096 + head);
     };
     auto active = [&](int w) { return key0 + w * 64 < hi_max && key0 + w * 64 + 64 > lo_min; };
-    if (active(warp) && lane == 0) { /* both halves are under way while q is prepared */
-        ck_prefetch(page(warp), 64 * DP * 2);
-        ck_prefetch(page(warp) + 64 * DP, 64 * DP * 2);
-    }
     q_frags<DP, BF>(qs, g, u, kvh, row0, n_rows, lane, warp, 4);
     __syncthreads();
     float s[8][4], most[2] = { -INFINITY, -INFINITY };

@@ -44,17 +44,6 @@ static __device__ __forceinline__ void ck_pdl_launch(void)
 #endif
 }
 
-/* Towards the second-level cache; bytes a multiple of 16. */
-static __device__ __forceinline__ void ck_prefetch(const void *p, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-#else
-    (void)p;
-    (void)bytes;
-#endif
-}
-
 /* --- bulk copies and barriers in shared memory (sm_90) --- */
 
 static __device__ __forceinline__ uint32_t ck_smem(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }

@@ -305,7 +305,7 @@ template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c
     bool wide = tiles >= c->n_sm * 3 / 2;
     if constexpr (GLU) {
         if (a.m <= 8) return launch<FMT, NS, 1, 2, true>(c, a, st);
-        return a.m <= 16 ? launch<FMT, NS, 2, 2, true>(c, a, st) : launch<FMT, NS, 4, 4, true>(c, a, st);
+        return a.m <= 16 ? launch<FMT, NS, 2, 2, true>(c, a, st) : launch<FMT, NS, 4, 2, true>(c, a, st);
     } else {
         if (a.m <= 8) return launch<FMT, NS, 1, 1, false>(c, a, st);
         if (a.m <= 16) return wide ? launch<FMT, NS, 2, 2, false>(c, a, st) : launch<FMT, NS, 2, 1, false>(c, a, st);
