@@ -297,20 +297,12 @@ template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const str
     if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, R::bytes, st, a);
     return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
 }
-/* More tokens: more rows for each load of x, as long as every multiprocessor has some. */
 template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
 {
-    int64_t tiles = 0;
-    for (int p = 0; p < a.n_parts; p++) tiles += (a.part[p].n + 15) / 16;
-    bool wide = tiles >= c->n_sm * 3 / 2;
-    if constexpr (GLU) {
-        if (a.m <= 8) return launch<FMT, NS, 1, 2, true>(c, a, st);
-        return a.m <= 16 ? launch<FMT, NS, 2, 2, true>(c, a, st) : launch<FMT, NS, 4, 2, true>(c, a, st);
-    } else {
-        if (a.m <= 8) return launch<FMT, NS, 1, 1, false>(c, a, st);
-        if (a.m <= 16) return wide ? launch<FMT, NS, 2, 2, false>(c, a, st) : launch<FMT, NS, 2, 1, false>(c, a, st);
-        return wide ? launch<FMT, NS, 4, 2, false>(c, a, st) : launch<FMT, NS, 4, 1, false>(c, a, st);
-    }
+    constexpr int RT = GLU ? 2 : 1;
+    return a.m <= 8    ? launch<FMT, NS, 1, RT, GLU>(c, a, st)
+           : a.m <= 16 ? launch<FMT, NS, 2, RT, GLU>(c, a, st)
+                       : launch<FMT, NS, 4, RT, GLU>(c, a, st);
 }
 template <bool GLU> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
 {
