@@ -35,7 +35,7 @@ def test_api345_same_endpoints_serial_lane(server):
     assert server.stats()["batch"]["configured"] == 1
 
 
-def test_b027_same_request_same_bits(server):
+def test_same_request_same_bits(server):
     """The same request gives the same text: at temperature 0 without a seed, warm, streamed, beside others; another seed does not."""
     body = {"prompt": PROMPT, "max_tokens": 2 * CANVAS, "ignore_eos": True}
     first = server.ok(RAW, {**body, "temperature": 0})
