@@ -23,7 +23,7 @@ $(BUILD)/libmlxbun-cuda.so: $(CU_OBJS)
 .PHONY: cuda cuda-compile
 cuda: ## libmlxbun-cuda.so, the kernels for NVIDIA GPUs (needs nvcc; make CUDA=1 builds it with the rest)
 	@$(MAKE) --no-print-directory -j$(JOBS) $(BUILD)/libmlxbun-cuda.so
-cuda-compile: ## every .cu with -Werror where nvcc is there; skipped elsewhere
+cuda-compile: ## every .cu for sm_90a with -Werror where nvcc is there; skipped elsewhere
 	@mkdir -p build-cuda && rm -f build-cuda/test-results.txt
-	@if [ -n "$(NVCC)" ]; then tools/run-tests command build-cuda cuda-compile $(SUB) -s CI=1 BUILD=build-cuda JOBS=2 cuda; \
+	@if [ -n "$(NVCC)" ]; then tools/run-tests command build-cuda cuda-compile $(SUB) -s CI=1 BUILD=build-cuda JOBS=2 CUDA_ARCH=-gencode=arch=compute_90a,code=sm_90a cuda; \
 	else echo "SKIP cuda-compile (no nvcc on this machine)" | tee build-cuda/test-results.txt; fi

@@ -6,6 +6,7 @@
 
 static const char *error_text(int code)
 {
+    cudaGetLastError(); /* it has been told: the next call must not meet it again */
     return cudaGetErrorString((cudaError_t)code);
 }
 
