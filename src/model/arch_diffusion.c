@@ -77,7 +77,15 @@ static mb_status set_global_heads(json_t *c, mb_error *err)
                               "head_dim and num_key_value_heads for all layers with full attention", key);
         first = layer;
     }
-    for (size_t i = 0; first && i < sizeof names / sizeof names[0]; i++) {
+    size_t n_full = 0;
+    for (size_t i = 0; i < json_array_size(json_object_get(c, "layer_types")); i++) {
+        const char *type = json_string_value(json_array_get(json_object_get(c, "layer_types"), i));
+        n_full += type && strcmp(type, "full_attention") == 0;
+    }
+    if (first && json_object_size(layers) != n_full)
+        return mb_fail_at(err, MB_UNSUPPORTED, "per_layer_config", "config.json: per_layer_config has %zu of %zu layers with full "
+                          "attention; this version knows all or none", json_object_size(layers), n_full);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         json_t *v = json_object_get(first, names[i].key);
         if (!v) v = json_object_get(c, names[i].key);
         if (json_object_set(c, names[i].global, v) != 0) return no_memory(err);

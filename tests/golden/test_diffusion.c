@@ -516,11 +516,59 @@ static void test_refusals(void **state)
     golden_close(&g);
 }
 
+/* A key of config.json, of its text_config or of generation_config.json with another value (JSON text; "-": taken out) is refused
+ * by name, or read. */
+static void test_config_values(void **state)
+{
+    static const struct { const char *where, *key, *value, *says; } cases[] = {
+        { "config", "text_config", "-", "text_config is missing" }, { "config", "text_config", "[1]", "text_config is missing" },
+        { "config", "tie_word_embeddings", "false", "tie_word_embeddings is false" },
+        { "config", "canvas_length", "0", "canvas_length is 0" }, { "config", "canvas_length", "4096", "canvas_length is 4096" },
+        { "config", "canvas_length", "null", NULL }, { "text", "num_experts", "-", "text_config.num_experts is missing" },
+        { "text", "head_dim", "null", "text_config.head_dim is missing" }, { "text", "hidden_size", "\"a\"", "hidden_size" },
+        { "text", "layer_types", "[1, 2]", "layer_types[0] is no string" }, { "text", "layer_types", "[]", "must list 2 layers" },
+        { "text", "layer_types", "-", NULL }, { "text", "layer_types", "[\"full_attention\", \"sliding_attention\"]", "per_layer_config" },
+        { "text", "per_layer_config", "3", "must be an object" }, { "text", "per_layer_config", "{\"0\": {}}", "per_layer_config.0" },
+        { "text", "per_layer_config", "{\"x\": {}}", "per_layer_config.x" }, { "text", "per_layer_config", "{\"1\": 4}", "per_layer_config.1" },
+        { "text", "per_layer_config", "{\"1\": {\"head_dim\": 33}}", "must be even" }, { "text", "per_layer_config", "null", NULL },
+        { "text", "use_bidirectional_attention", "\"all\"", "use_bidirectional_attention" },
+        { "generation", "max_denoising_steps", "0", "max_denoising_steps must be" },
+        { "generation", "max_denoising_steps", "1.5", "whole numbers" }, { "generation", "max_denoising_steps", "null", NULL },
+        { "generation", "t_max", "0.1", "t_max 0.1 must be above" }, { "generation", "t_min", "\"a\"", "t_min must be" },
+        { "generation", "confidence_threshold", "0", "above the lower bound" }, { "generation", "stability_threshold", "100", "stability" },
+        { "generation", "sampler_config", "{\"_cls_name\": \"Other\"}", "sampler_config is Other" },
+        { "generation", "sampler_config", "{\"_cls_name\": 3}", "no string" }, { "generation", "sampler_config", "7", NULL },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *config = NULL, *generation = NULL;
+        struct model_spec spec;
+        mb_error err = { 0 };
+        assert_int_equal(json_read_file(&config, "tests/golden/tiny/diffusion_gemma/config.json", 1 << 20, &err), MB_OK);
+        assert_int_equal(json_read_file(&generation, "tests/golden/tiny/diffusion_gemma/generation_config.json", 1 << 20, &err), MB_OK);
+        json_t *o = strcmp(cases[i].where, "config") == 0 ? config
+                    : strcmp(cases[i].where, "text") == 0 ? json_object_get(config, "text_config") : generation;
+        if (strcmp(cases[i].value, "-") == 0) json_object_del(o, cases[i].key);
+        else json_object_set_new(o, cases[i].key, json_loads(cases[i].value, JSON_DECODE_ANY, NULL));
+        mb_status st = model_config_parse(&spec, config, generation, &err);
+        if (cases[i].says ? st == MB_OK || !strstr(err.text, cases[i].says) : st != MB_OK)
+            fail_msg("%s.%s = %s: \"%s\", wanted \"%s\"", cases[i].where, cases[i].key, cases[i].value, st == MB_OK ? "read" : err.text,
+                     cases[i].says ? cases[i].says : "read");
+        if (st == MB_OK) {
+            assert_in_range(spec.canvas.n, 1, 256);
+            assert_in_range(spec.canvas.n_rounds, 1, 48);
+            model_spec_free(&spec);
+        }
+        json_decref(config);
+        json_decref(generation);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rounds_equal_oracle), cmocka_unit_test(test_rounds_bits), cmocka_unit_test(test_ids_equal_oracle),
         cmocka_unit_test(test_same_bits_on_every_path), cmocka_unit_test(test_ends), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_config_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
