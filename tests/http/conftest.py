@@ -52,5 +52,5 @@ def scripted(tmp_path):
 
 @pytest.fixture(scope="session")
 def long_model(tmp_path_factory):
-    """The tiny llama checkpoint with a context of 131,072: work that lasts."""
-    return rig.copy_model(tmp_path_factory.mktemp("long"), config={"max_position_embeddings": 131072})
+    """The tiny llama checkpoint with a context of a million: work that lasts."""
+    return rig.copy_model(tmp_path_factory.mktemp("long"), config={"max_position_embeddings": 1 << 20})

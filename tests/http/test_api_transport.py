@@ -81,11 +81,10 @@ def test_b157_management_is_for_this_machine(tmp_path):
             assert r.status_code == 403 and "this machine" in r.json()["error"]["message"], (path, r.text)
             assert httpx.request(method, near + path, json=body, trust_env=False).status_code not in (401, 403)
         assert httpx.get(far + "/v1/models", trust_env=False).status_code == 200
-        before = s.get("/downloads").json()
         for model in ("org/y", "https://127.0.0.1:9/org/y", "org/y@main"):
             r = httpx.post(far + CHAT, json={"model": model, "messages": HELLO, "max_tokens": 1}, timeout=60, trust_env=False)
             assert r.status_code == 200
-        assert s.get("/downloads").json() == before and "org/y" not in str(before)
+        assert "org/y" not in s.get("/downloads").text
     with Server("--host", "0.0.0.0", "--api-key", "k") as s:
         for method, path, body in manage:
             assert httpx.request(method, f"http://{address}:{s.port}{path}", json=body, trust_env=False).status_code == 401
@@ -369,7 +368,7 @@ def test_api032_unknown_response(llama):
 
 def test_api034_queue_full(long_model):
     """API-034 API-326 B-103: 429 with Retry-After once the queue is full; the others run or wait; who leaves makes room."""
-    body = {"prompt": "hello", "ignore_eos": True, "max_tokens": 120000}
+    body = {"prompt": "hello", "ignore_eos": True, "max_tokens": 1000000}
     with Server("--batch", 2, model=long_model) as s:
         clients = []
         for _ in range(110):

@@ -144,6 +144,7 @@ def long_model(tmp_path_factory):
 
 
 FOREVER = {**HELLO, "ignore_eos": True, "stream": True, "temperature": 0}
+WHOLE = {**FOREVER, "stream": False}  # never parked: nothing of it waits for its client
 
 
 # --- 2.1 execution model ---
@@ -193,7 +194,7 @@ def test_eng003_rows_share_steps(long_model):
     """ENG-003, ENG-009: a second request makes a batch: both run at once. With --batch 1 one runs, the other waits (ENG-012)."""
     for batch, active, pending in (("8", 2, 0), ("1", 1, 1)):
         with Server("--batch", batch, model=long_model) as s:
-            pair = [s.open(FOREVER), s.open(FOREVER)]
+            pair = [s.open(WHOLE), s.open(WHOLE)]
             s.wait(lambda st: (st["batch"]["active_rows"], st["batch"]["pending_rows"]) == (active, pending))
             for c in pair:
                 c.close()
@@ -268,9 +269,11 @@ def test_eng043_queues_hold_64(long_model):
         stats = s.wait(lambda st: st["http"]["status_4xx"] >= 200 - 1 - 2 * 64)
         # One whose client does not read is parked and leaves the slot: the place in it and the 64 that wait are what is bounded.
         assert stats["batch"]["active_rows"] + stats["batch"]["pending_rows"] <= 1 + 64
-        time.sleep(0.3)
-        codes = [status_of(c, 0.01) for c in crowd]
-        assert codes.count(429) >= 200 - 1 - 2 * 64 and codes.count(429) <= 200 - 64
+        codes, end = [None] * len(crowd), time.monotonic() + 120
+        while codes.count(429) < 200 - 1 - 2 * 64:
+            assert time.monotonic() < end, codes
+            codes = [code or status_of(c, 0.01) for code, c in zip(codes, crowd)]
+        assert codes.count(429) <= 200 - 64
         assert set(codes) <= {429, 200, None}
         for c in [first, *crowd]:
             c.close()
@@ -281,13 +284,13 @@ def test_eng043_queues_hold_64(long_model):
 def test_eng047_waiting_client_leaves(long_model):
     """ENG-046, ENG-047: one that waits is gone from the queue at once, the running one goes on."""
     with Server("--batch", "1", model=long_model) as s:
-        running = s.open(FOREVER)
+        running = s.open(WHOLE)
         s.wait(lambda st: st["batch"]["active_rows"] == 1)
         waiting = [s.open({**FOREVER, "stream": stream}) for stream in (True, False)]
         s.wait(lambda st: st["batch"]["pending_rows"] == 2)
         for c in waiting:
             c.close()
-        stats = s.wait(lambda st: st["batch"]["pending_rows"] == 0, 5)
+        stats = s.wait(lambda st: st["batch"]["pending_rows"] == 0)
         assert stats["batch"]["active_rows"] == 1
         running.close()
 
@@ -300,7 +303,7 @@ def test_eng048_running_client_leaves(long_model):
             c = s.open(body)
             s.wait(lambda st: st["batch"]["active_rows"] == 1)
             c.close()
-            stats = s.wait(lambda st: st["batch"]["active_rows"] == 0, 5)
+            stats = s.wait(lambda st: st["batch"]["active_rows"] == 0)
             assert stats["engine"]["cancelled"] == before + 1 and stats["engine"]["pages_held_bytes"] == 0
 
 
@@ -536,7 +539,7 @@ def test_eng090_joining_rows_hit(long_model, alone):
     """ENG-089, ENG-090, ENG-091: one that joins a running batch takes the prefix too; rows that ran together leave theirs behind."""
     with Server(model=long_model) as s:
         s.post(say(LONG + "first", max_tokens=2))
-        running = s.open(FOREVER)
+        running = s.open(WHOLE)
         s.wait(lambda st: st["batch"]["active_rows"] == 1)
         joined = s.post(say(LONG + "second", max_tokens=8))
         assert cached(joined) > 100
