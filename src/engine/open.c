@@ -60,7 +60,7 @@ static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind
     if (info->expert_bytes)
         snprintf(experts, sizeof experts, "%zu MB for experts that were read, ", info->expert_cache_bytes >> 20);
     for (int i = 0; i < n_kinds; i++)
-        if (kinds[i].type == KIND_FULL) info->kv_bytes_per_token += kinds[i].page_bytes / KV_PAGE_TOKENS;
+        if (kinds[i].type == KIND_FULL || kinds[i].type == KIND_LATENT) info->kv_bytes_per_token += kinds[i].page_bytes / KV_PAGE_TOKENS;
     if (info->usable_bytes <= fixed + kv_pages_bytes(kinds, n_kinds, POOL_MIN_TOKENS))
         return mb_fail(err, MB_NO_MEMORY, "%s needs %zu MB for weights and %zu MB for scratch, %sand room for a few pages of KV; "
                        "%zu MB may be used: free memory, raise --memory-budget, or lower --batch or the context", opt->dir,

@@ -25,6 +25,10 @@ static const char *const gemma3_types[] = { "gemma3_text", "gemma3", NULL };
 static const char *const gemma4_types[] = { "gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified", NULL };
 
 static const char *const diffusion_gemma_types[] = { "diffusion_gemma", NULL };
+static const char *const deepseek_v3_types[] = { "deepseek_v3", "kimi_k2", "joyai_llm_flash", NULL };
+static const char *const deepseek_v32_types[] = { "deepseek_v32", NULL };
+static const char *const glm4_moe_lite_types[] = { "glm4_moe_lite", NULL };
+static const char *const glm_moe_dsa_types[] = { "glm_moe_dsa", NULL };
 
 static const struct arch_row rows[] = {
     { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral with or without its window" },
@@ -44,6 +48,12 @@ static const struct arch_row rows[] = {
     { "smollm3", smollm3_types, arch_read_smollm3, KV_F16, "SmolLM3: some layers without positions" },
     { "phi3", phi3_types, arch_read_phi3, KV_F16, "Phi-3, Phi-4-mini: fused q k v and gate up, longrope" },
     { "glm4", glm4_types, arch_read_glm4, KV_F16, "GLM-4 (0414): half-rotated interleaved heads, post-norms, fused gate up" },
+    { "deepseek_v3", deepseek_v3_types, arch_read_deepseek_v3, KV_F16,
+      "DeepSeek-V3, R1, Kimi K2: attention over latents, sigmoid router with groups, shared expert" },
+    { "deepseek_v32", deepseek_v32_types, arch_read_deepseek_v32, KV_F16, "DeepSeek-V3.2: the same with an indexer that chooses keys" },
+    { "glm4_moe_lite", glm4_moe_lite_types, arch_read_glm4_moe_lite, KV_F16, "GLM-4.7-Flash: attention over latents, sigmoid router" },
+    { "glm_moe_dsa", glm_moe_dsa_types, arch_read_glm_moe_dsa, KV_F16,
+      "GLM-5, GLM-5.2: attention over latents, an indexer, some layers with an earlier layer's choice" },
     { "gemma", gemma_types, arch_read_gemma, KV_F16, "Gemma 1" },
     { "gemma2", gemma2_types, arch_read_gemma2, KV_F16, "Gemma 2: soft caps, every other layer a window, post-norms" },
     { "gemma3", gemma3_types, arch_read_gemma3, KV_F16, "Gemma 3 text: windows, two rope bases, post-norms" },

@@ -21,7 +21,7 @@ static mb_status check_activation(const json_t *c, mb_error *err)
 mb_status arch_read_gpt_oss(struct model_spec *s, const json_t *c, mb_error *err)
 {
     static const struct moe_names names = { "mlp.router", "mlp.experts", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj",
-                                            "mlp.experts" };
+                                            "mlp.experts", NULL, NULL };
     struct rope_params rope;
     int32_t n_expert = 0, top_k = 0, window = 0;
     MB_TRY(config_read_common(s, c, err));

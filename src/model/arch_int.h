@@ -33,6 +33,10 @@ mb_status arch_read_gemma4(struct model_spec *s, const json_t *config, mb_error 
 mb_status arch_read_diffusion_gemma(struct model_spec *s, const json_t *config, mb_error *err);
 /* The sampler's numbers out of generation_config.json (NULL: the family's own), once spec.canvas.n is known. */
 mb_status canvas_schedule_read(struct canvas_spec *c, const json_t *generation_config, mb_error *err);
+mb_status arch_read_deepseek_v3(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_deepseek_v32(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_glm4_moe_lite(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_glm_moe_dsa(struct model_spec *s, const json_t *config, mb_error *err);
 
 /* An integer that must be there and lie in [min, max]. */
 mb_status config_int(const json_t *c, const char *key, int64_t min, int64_t max, int32_t *out, mb_error *err);

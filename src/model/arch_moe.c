@@ -48,7 +48,7 @@ mb_status arch_read_qwen_experts(struct model_spec *s, const json_t *c, const st
 
 mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *c, mb_error *err)
 {
-    static const struct moe_names names = { "mlp.gate", "mlp.switch_mlp", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj", NULL };
+    static const struct moe_names names = { "mlp.gate", "mlp.switch_mlp", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj", NULL, NULL, NULL };
     MB_TRY(arch_read_qwen3(s, c, err));
     return arch_read_qwen_experts(s, c, &names, false, err);
 }
@@ -56,7 +56,7 @@ mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *c, mb_error *e
 mb_status arch_read_mixtral(struct model_spec *s, const json_t *c, mb_error *err)
 {
     static const struct moe_names names = { "block_sparse_moe.gate", "block_sparse_moe.switch_mlp", "block_sparse_moe.experts.%d",
-                                            "w1", "w3", "w2", NULL };
+                                            "w1", "w3", "w2", NULL, NULL, NULL };
     int32_t n_expert = 8, top_k = 2;
     MB_TRY(arch_read_llama(s, c, err));
     MB_TRY(config_bool_or(c, "tie_word_embeddings", false, &s->tied_head, err));

@@ -62,7 +62,7 @@ static mb_status read_shared_expert(struct model_spec *s, const json_t *c, mb_er
 static mb_status read_hybrid(struct model_spec *s, const json_t *c, const json_t *types, bool fused, bool normalise, mb_error *err)
 {
     static const struct moe_names names = { "mlp.gate", "mlp.switch_mlp", "mlp.experts.%d", "gate_proj", "up_proj", "down_proj",
-                                            "mlp.experts" };
+                                            "mlp.experts", "mlp.shared_expert", "mlp.shared_expert_gate" };
     bool gate = true;
     int32_t n_expert = 0;
     MB_TRY(arch_read_llama_like(s, c, 100000.0, false, err));

@@ -60,16 +60,21 @@ static mb_status visit_mlp(struct model *m, int i, bind_visit_fn visit, void *ct
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
 
-/* The expert for all, and its gate. */
+/* The expert for all, and its gate where it has one. */
 static mb_status visit_shared(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err)
 {
     int64_t d = m->spec.d_model, width = m->spec.layers[i].d_shared;
     struct layer_weights *w = &m->layers[i];
+    const struct moe_names *names = m->spec.moe;
+    char gate[64], up[64], down[64];
+    snprintf(gate, sizeof gate, "%s.gate_proj", names->shared);
+    snprintf(up, sizeof up, "%s.up_proj", names->shared);
+    snprintf(down, sizeof down, "%s.down_proj", names->shared);
     const struct part part[] = {
-        { "mlp.shared_expert_gate", NULL, 1, d, 0, 0, &w->shared_router, false },
-        { "mlp.shared_expert.gate_proj", NULL, width, d, 0, 0, &w->shared_gate, false },
-        { "mlp.shared_expert.up_proj", NULL, width, d, 0, 0, &w->shared_up, false },
-        { "mlp.shared_expert.down_proj", NULL, d, width, 0, 0, &w->shared_down, false },
+        { names->shared_gate, NULL, 1, d, 0, 0, &w->shared_router, !names->shared_gate },
+        { gate, NULL, width, d, 0, 0, &w->shared_gate, false },
+        { up, NULL, width, d, 0, 0, &w->shared_up, false },
+        { down, NULL, d, width, 0, 0, &w->shared_down, false },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -149,6 +154,7 @@ mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *
     for (int i = 0; i < s->n_layer; i++) {
         enum mlp_kind mlp = s->layers[i].mlp;
         if (s->layers[i].attn == ATTN_GATED_DELTA) MB_TRY(bind_visit_delta(m, i, visit, ctx, err));
+        else if (s->layers[i].attn == ATTN_MLA) MB_TRY(bind_visit_latent(m, i, visit, ctx, err));
         else MB_TRY(visit_attention(m, i, visit, ctx, err));
         if (mlp == MLP_MOE || mlp == MLP_GATED_MOE) MB_TRY(visit_experts(m, i, visit, ctx, err));
         if (mlp != MLP_MOE) MB_TRY(visit_mlp(m, i, visit, ctx, err));
@@ -205,12 +211,25 @@ static void done_with_published(struct pack_ctx *p, const struct bind_request *r
     }
 }
 
+/* The same for a matrix whose halves are read one after the other, the turned one first. */
+static void done_with_half(struct pack_ctx *p, const struct bind_request *r)
+{
+    static const char *const suffix[] = { "weight", "scales", "biases" };
+    for (int i = 0; i < 3; i++) {
+        const struct tensor_view *t = checkpoint_findf(p->c, "%s%s.%s", p->m->spec.prefix, r->halves, suffix[i]);
+        if (!t) continue;
+        p->done_bytes += t->size_bytes / 2;
+        if (!r->halves_turned) checkpoint_drop(p->c, t);
+    }
+}
+
 /* The tensors behind a matrix have been read. */
 static void packed(struct pack_ctx *p, const struct bind_request *r, const struct weight_source *src)
 {
     char path[128];
     if (src->n_slices == 0) done_with(p, r, src->name);
     if (r->published) done_with_published(p, r);
+    if (r->halves) done_with_half(p, r);
     for (int i = 0; r->listed && i < src->n_slices; i++) {
         bind_expert_path(path, sizeof path, r->listed, i);
         const char *name = bind_path(&p->m->spec, &p->m->arena, path);
@@ -243,10 +262,10 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     src.i_module = p->m->n_modules++;
     dst->n = r->n;
     dst->k = r->k;
-    dst->group = bind_group(&src.spec);
+    dst->group = bind_group(&src);
     dst->i_module = src.i_module;
     dst->name = src.name;
-    if (r->n_stack > 0 && p->m->expert_offload)
+    if (r->n_stack > 0 && !r->halves && p->m->expert_offload)
         return bind_experts_add(&p->experts, r, dst, &src) ? pack_experts(p, err) : MB_OK;
     MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
     MB_TRY(p->m->ops->pack(p->m->device, &src, dst, err));

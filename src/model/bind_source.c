@@ -269,11 +269,42 @@ static mb_status bind_listed(const struct model_spec *s, const struct checkpoint
     return MB_OK;
 }
 
+/* Pieces that lie in another matrix beside something else: kv_b_proj, which holds of each head what leads to keys (turned) and to
+ * values. */
+static mb_status bind_halves(const struct model_spec *s, const struct checkpoint *c, struct arena *a, const struct bind_request *r,
+                             struct weight_source *out, mb_error *err)
+{
+    char *path = bind_path(s, a, r->path);
+    struct weight_slice *slices = arena_alloc_array(a, (size_t)r->n_stack, sizeof *slices);
+    if (!path || !slices) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    int64_t width = r->halves_turned ? r->n / r->n_stack : r->k; /* of a row in the file */
+    struct bind_request whole = { .path = r->halves, .n = (int64_t)r->n_stack * r->halves_rows, .k = width };
+    MB_TRY(bind_one(s, c, a, &whole, out, err));
+    bool plain = out->spec.mode == QUANT_NONE;
+    size_t elem = dtype_get(out->dt)->size_bytes, scale = plain ? 0 : elem * (size_t)(width / out->spec.group_size);
+    size_t row = plain ? elem * (size_t)width : 4 * (size_t)quant_row_words(&out->spec, width);
+    for (int32_t i = 0; i < r->n_stack; i++) {
+        size_t first = (size_t)i * (size_t)r->halves_rows + (size_t)r->halves_first;
+        slices[i].w = (const uint8_t *)out->w + first * row;
+        slices[i].scales = out->scales ? (const uint8_t *)out->scales + first * scale : NULL;
+        slices[i].biases = out->biases ? (const uint8_t *)out->biases + first * scale : NULL;
+    }
+    out->name = path;
+    out->n = r->n;
+    out->k = r->k;
+    out->w = out->scales = out->biases = NULL;
+    out->slices = slices;
+    out->n_slices = r->n_stack;
+    out->turned = r->halves_turned;
+    return MB_OK;
+}
+
 mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
                       const struct bind_request *r, struct weight_source *out, mb_error *err)
 {
     char path[128];
     if (r->n_stack == 0) return bind_one(s, c, a, r, out, err);
+    if (r->halves && checkpoint_findf(c, "%s%s.weight", s->prefix, r->halves)) return bind_halves(s, c, a, r, out, err);
     if (r->published) {
         bool found = false;
         MB_TRY(bind_published(s, c, a, r, out, &found, err));

@@ -69,13 +69,17 @@ static mb_status load_expert_bias(struct model *m, const struct checkpoint *c, i
     return read_floats(t, i_turn, n_turns, n_expert * n, v, err);
 }
 
-/* What gpt-oss adds: biases of router and experts, sinks (times log2(e), as the scores of attention are). */
+/* What counts for the choice of experts alone; and what gpt-oss adds: biases of router and experts, sinks (times log2(e), as the scores of attention are). */
 static mb_status load_moe_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err)
 {
     const struct model_spec *s = &m->spec;
     const struct layer_spec *l = &s->layers[i];
     struct layer_weights *w = &m->layers[i];
     char path[128];
+    if (l->mlp == MLP_MOE && s->route == ROUTE_SIGMOID) {
+        snprintf(path, sizeof path, "layers.%d.%s.e_score_correction_bias", i, s->moe->router);
+        MB_TRY(load_vector(m, c, path, l->n_expert, false, &w->route_bias, err));
+    }
     if (l->mlp != MLP_MOE || !s->moe_bias) return MB_OK;
     snprintf(path, sizeof path, "layers.%d.%s.bias", i, s->moe->router);
     MB_TRY(load_vector(m, c, path, l->n_expert, false, &w->router_bias, err));
@@ -172,6 +176,7 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
                            s->prefix, path);
     }
     if (!attends) MB_TRY(bind_delta_vectors(m, c, i, err));
+    if (l->attn == ATTN_MLA) MB_TRY(bind_latent_vectors(m, c, i, err));
     MB_TRY(load_sinks(m, c, i, err));
     MB_TRY(load_bare_vectors(m, c, i, err));
     return load_moe_vectors(m, c, i, err);

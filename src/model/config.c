@@ -124,11 +124,13 @@ static int32_t delta_state_floats(const struct delta_spec *d)
 /* Two layers belong to one kind when their keys have the same life and the same shape. */
 static int find_kind(struct model_spec *s, const struct layer_spec *l)
 {
-    enum kv_kind_type type = l->attn == ATTN_SLIDING ? KIND_WINDOW : l->attn == ATTN_GATED_DELTA ? KIND_STATE : KIND_FULL;
+    enum kv_kind_type type = l->attn == ATTN_SLIDING ? KIND_WINDOW : l->attn == ATTN_GATED_DELTA ? KIND_STATE
+                             : l->attn == ATTN_MLA ? KIND_LATENT : KIND_FULL;
+    int32_t head_dim = l->head_dim + (l->index == INDEX_OWN ? s->latent.index_dim : 0); /* the indexer's key lies with the latent */
     for (int i = 0; i < s->n_kinds; i++) {
         if (type == KIND_STATE && s->kinds[i].type == type) return i;
         struct kv_kind *k = &s->kinds[i];
-        if (k->type == type && k->window == l->window && k->n_head_kv == l->n_head_kv && k->head_dim == l->head_dim)
+        if (k->type == type && k->window == l->window && k->n_head_kv == l->n_head_kv && k->head_dim == head_dim)
             return i;
     }
     if (s->n_kinds == KV_MAX_KINDS) return -1;
@@ -136,7 +138,7 @@ static int find_kind(struct model_spec *s, const struct layer_spec *l)
         s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .state_floats = delta_state_floats(&s->delta) };
     else
         s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .window = l->window, .n_head_kv = l->n_head_kv,
-                                             .head_dim = l->head_dim };
+                                             .head_dim = head_dim };
     return s->n_kinds++;
 }
 

@@ -147,8 +147,8 @@ mb_status model_open(struct model **out, const char *dir, const struct model_opt
     return MB_OK;
 }
 
-#define LAYER_WEIGHTS 21
-#define LAYER_LISTED 17 /* those before the recurrent layers' own, whose rows may lie otherwise in the file */
+#define LAYER_WEIGHTS 29
+#define LAYER_LISTED 17 /* those before the recurrent layers' and the latents' own, whose rows may lie otherwise in the file */
 
 /* The parts of a fused matrix follow each other, in order of rows. */
 static void layer_weights_all(struct layer_weights *w, struct weight *all[LAYER_WEIGHTS])
@@ -156,7 +156,8 @@ static void layer_weights_all(struct layer_weights *w, struct weight *all[LAYER_
     struct weight *const list[LAYER_WEIGHTS] = {
         &w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router, &w->expert_gate, &w->expert_up, &w->expert_down,
         &w->input_gate, &w->input_out, &w->shared_router, &w->shared_gate, &w->shared_up, &w->shared_down,
-        &w->delta_qkv, &w->delta_z, &w->delta_b, &w->delta_a
+        &w->delta_qkv, &w->delta_z, &w->delta_b, &w->delta_a, &w->q_a, &w->q_b, &w->kv_a, &w->embed_q, &w->unembed_out,
+        &w->index_q, &w->index_k, &w->index_w
     };
     memcpy(all, list, sizeof list);
 }
@@ -244,7 +245,7 @@ static mb_status size_weight(struct size_ctx *p, const struct bind_request *r, s
 {
     struct model_size *out = p->out;
     size_t each;
-    if (r->n_stack == 0 || !p->m->expert_offload) {
+    if (r->n_stack == 0 || r->halves || !p->m->expert_offload) {
         out->weight_bytes += bytes;
         return MB_OK;
     }
@@ -266,7 +267,7 @@ static mb_status size_one(void *ctx, const struct bind_request *r, struct weight
     MB_TRY(p->m->ops->weight_class(p->m->device, &src, &class, err));
     dst->n = r->n;
     dst->k = r->k;
-    dst->group = bind_group(&src.spec);
+    dst->group = bind_group(&src);
     dst->name = src.name;
     MB_TRY(size_weight(p, r, dst, &src, bytes, err));
     if (r->gather_only) return MB_OK; /* one row of it */
@@ -291,7 +292,7 @@ static void size_attention(const struct model *m, struct model_size *out)
         if (s->op != STEP_ATTEND) continue;
         const struct kv_kind *k = &m->spec.kinds[s->u.attend.i_kind];
         out->attend[s->u.attend.i_kind].bytes += (double)k->head_bytes * k->n_head_kv / KV_PAGE_TOKENS;
-        out->attend[s->u.attend.i_kind].macs += 2.0 * s->u.attend.n_head * s->u.attend.head_dim;
+        out->attend[s->u.attend.i_kind].macs += (double)s->u.attend.n_head * (s->u.attend.head_dim + s->u.attend.value_dim);
     }
 }
 
@@ -324,7 +325,7 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
         out->n_kinds = m->spec.n_kinds;
         memcpy(out->kinds, m->spec.kinds, sizeof out->kinds);
         for (int i = 0; i < out->n_kinds; i++)
-            if (out->kinds[i].type == KIND_FULL) out->kv_bytes_per_token += out->kinds[i].page_bytes / KV_PAGE_TOKENS;
+            if (out->kinds[i].type == KIND_FULL || out->kinds[i].type == KIND_LATENT) out->kv_bytes_per_token += out->kinds[i].page_bytes / KV_PAGE_TOKENS;
         size_attention(m, out);
         out->n_layer = m->spec.n_layer;
         out->d_model = m->spec.d_model;

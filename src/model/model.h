@@ -49,7 +49,8 @@ uint64_t model_fingerprint(const struct model *m);
 /* Make sure rope tables cover positions [0, n). Called between steps by the engine's thread; cheap when they do. */
 mb_status model_reserve_positions(struct model *m, int32_t n, mb_error *err);
 /* The i-th packed matrix (its name is the module's path; matrices of one fused tensor follow each other, in order of rows); NULL
- * behind the last. Those of recurrent layers (gated delta nets) are not among them. */
+ * behind the last. Those of recurrent layers (gated delta nets) and of attention
+ * over latents are not among them. */
 struct weight *model_weight_at(struct model *m, size_t i);
 /* Put other numbers in its place: the same shape, packed otherwise. Only under TIER_F32, where no step depends on how a weight
  * is packed, and between steps. src's memory must live as long as they stand there when w is a gathered table (an untied
@@ -61,7 +62,7 @@ struct model_size {
     size_t expert_bytes, expert_slot_bytes; /* offloaded: all experts, which are not in weight_bytes; the largest of them */
     struct kv_kind kinds[KV_MAX_KINDS];
     int32_t n_kinds;
-    size_t kv_bytes_per_token;   /* full kinds only */
+    size_t kv_bytes_per_token;   /* full kinds and latents */
     /* What one token takes to compute, for predictions of speed. */
     struct {
         double bytes, values;    /* of the packed weights that it reads; multiply-adds with them. Of experts: those it goes to */

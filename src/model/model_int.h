@@ -16,6 +16,10 @@ struct layer_weights {
     struct weight shared_router, shared_gate, shared_up, shared_down; /* d_shared */
     struct weight delta_qkv, delta_z, delta_b, delta_a; /* ATTN_GATED_DELTA, with o; fused: q, k, v, z and b, a in the first of each */
     const float *delta_conv, *delta_decay, *delta_bias, *delta_norm; /* as struct plan_step has them */
+    struct weight q_a, q_b, kv_a, embed_q, unembed_out; /* ATTN_MLA, with o; without q_rank q_b is q_proj */
+    struct weight index_q, index_k, index_w;  /* INDEX_OWN */
+    const float *q_a_bias, *kv_a_bias, *q_a_norm, *kv_a_norm, *index_norm, *index_norm_bias;
+    const float *route_bias;                  /* ROUTE_SIGMOID: of the choice of experts */
     const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* NULL = none */
     const float *router_bias;                 /* moe_bias; gate_bias, up_bias, down_bias then hold those of all experts */
     const float *sinks;                       /* attn_sinks: times log2(e) */
@@ -71,16 +75,20 @@ struct bind_request {
     const char *published; /* n_stack: path of the tensors that may stand instead (moe_names.published); NULL = none */
     int32_t i_turn, n_turns; /* published: the i_turn-th of n_turns matrices in one: moe_blocks: row o is row
                                 o * n_turns + i_turn there; plain: in each expert one matrix after the other */
+    const char *halves;    /* n_stack: path of a matrix that may stand instead: of each piece halves_rows rows, of which from
+                              halves_first on are this one: its rows, or (turned) its columns; NULL = none */
+    int32_t halves_first, halves_rows;
+    bool halves_turned;
     int64_t first, n_file; /* rows [first, first + n) of a fused matrix of n_file rows; n_file 0: the matrix is not fused */
 };
 /* Look up, check shapes against the config and the quantisation entry, and describe the source. MB_BAD_FORMAT names the
  * tensor and both widths (B-113); MB_NOT_FOUND names the tensor. name: full path, arena memory. */
 mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, struct arena *a,
                       const struct bind_request *r, struct weight_source *out, mb_error *err);
-/* Group in which a linear over this scheme wants its inputs; 0: floats. mxfp8 holds floats. */
-static inline int32_t bind_group(const struct quant_spec *q)
+/* Group in which a linear over this source wants its inputs; 0: floats. mxfp8 holds floats; what is turned becomes floats. */
+static inline int32_t bind_group(const struct weight_source *s)
 {
-    return q->mode == QUANT_NONE || q->mode == QUANT_MXFP8 ? 0 : q->group_size;
+    return s->spec.mode == QUANT_NONE || s->spec.mode == QUANT_MXFP8 || s->turned ? 0 : s->spec.group_size;
 }
 /* Full module path of a path below the prefix (lm_head lies beside it); arena memory, NULL: no memory. */
 char *bind_path(const struct model_spec *s, struct arena *a, const char *path);
@@ -107,6 +115,9 @@ mb_status bind_vector(struct model *m, const struct checkpoint *c, const char *p
 mb_status bind_visit_delta(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err);
 mb_status bind_delta_layout(struct model *m, const struct checkpoint *c, mb_error *err);
 mb_status bind_delta_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err);
+/* bind_latent.c: the matrices of layer i; its vectors. */
+mb_status bind_visit_latent(struct model *m, int i, bind_visit_fn visit, void *ctx, mb_error *err);
+mb_status bind_latent_vectors(struct model *m, const struct checkpoint *c, int i, mb_error *err);
 /* Load everything: pack matrices, convert vectors, drop source pages. */
 mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct model_options *opt, mb_error *err);
 

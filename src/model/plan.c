@@ -7,6 +7,7 @@
  *              (experts: norm -> mlp_in; linear router; route; experts (+ residual))
  *              norm -> mlp_in;  linear gate up; glu -> down_in; linear down (+ residual)
  *   draws -> final norm -> head_in; linear head -> logits; sample
+ *              (latents: plan_latent.c)
  * With post-norms (gemma) o and down write to `branch`, and a norm adds that to the residual.
  * Gemma 4: `layer_in` holds what each layer gets of the token itself, made before the first layer; a layer may have a mixture
  * beside its MLP, and read its keys from an earlier layer's pages.
@@ -16,30 +17,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/model_int.h"
+#include "model/plan_int.h"
 
 #define STEPS_PER_LAYER 32
 #define STEPS_OUTSIDE 24
 
-/* Buffers of the plan; linear inputs by (group) as their readers ask. */
-struct plan_bufs {
-    buf_id residual, q, k, v, q_rot, attn, branch, gate, up, router, route, draw_residual, logits;
-    buf_id branch_experts, layer_in, layer_proj, input_gate; /* gemma4 */
-    buf_id delta_in, delta_z, delta_b, delta_a, delta_out, shared, shared_gate;
-    buf_id lora_in, draw_lora_in; /* float copies of what a norm gives to linears; -1 without adapters */
-};
-
-struct writer {
-    struct model *m;
-    struct plan *p;
-    struct plan_bufs b;
-    mb_error *err;
-    bool failed;
-    bool canvas;
-    int32_t cap;
-};
-
-static buf_id add_buf(struct writer *w, const char *name, enum buf_type type, int64_t width, int32_t group, bool per_draw)
+buf_id plan_add_buf(struct writer *w, const char *name, enum buf_type type, int64_t width, int32_t group, bool per_draw)
 {
     struct plan *p = w->p;
     for (int i = 0; i < p->n_bufs; i++) {
@@ -57,7 +40,7 @@ static buf_id add_buf(struct writer *w, const char *name, enum buf_type type, in
     return (buf_id)p->n_bufs++;
 }
 
-static struct plan_step *add_step(struct writer *w, enum step_op op, int i_layer, buf_id in, buf_id out)
+struct plan_step *plan_add_step(struct writer *w, enum step_op op, int i_layer, buf_id in, buf_id out)
 {
     struct plan *p = w->p;
     if (p->n_steps == w->cap) w->failed = true;
@@ -72,21 +55,18 @@ static struct plan_step *add_step(struct writer *w, enum step_op op, int i_layer
     return s;
 }
 
-/* Group of activations that a weight wants: its own, or 0 for floats. */
-static int32_t weight_group(const struct writer *w, const struct weight *x)
+int32_t plan_weight_group(const struct writer *w, const struct weight *x)
 {
     return w->m->ops->act_group(w->m->device, x, x->group);
 }
 
-/* Linear inputs named `name` for up to n weights of width k: one buffer per distinct group, listed in step->outs. copy: the
- * float buffer that adapters read instead, as wide as k. */
-static void add_inputs(struct writer *w, struct plan_step *step, const char *name, const struct weight *const *x, int n,
+void plan_add_inputs(struct writer *w, struct plan_step *step, const char *name, const struct weight *const *x, int n,
                        bool per_draw, buf_id copy, buf_id *in_of)
 {
     int n_out = 0;
     for (int i = 0; i < n; i++) in_of[i] = -1;
     for (int i = 0; i < n; i++) {
-        buf_id b = add_buf(w, name, BUF_ACT, x[i]->k, weight_group(w, x[i]), per_draw);
+        buf_id b = plan_add_buf(w, name, BUF_ACT, x[i]->k, plan_weight_group(w, x[i]), per_draw);
         if (b >= 0 && w->p->max_lora_rank > 0) w->p->bufs[b].copy = copy;
         int j = 0;
         while (j < n_out && step->outs[j] != b) j++;
@@ -98,21 +78,12 @@ static void add_inputs(struct writer *w, struct plan_step *step, const char *nam
     }
 }
 
-struct part {
-    const struct weight *w;
-    const float *bias;
-    buf_id out;
-    bool add;
-    float scale; /* 0 = none */
-};
-
-/* One STEP_LINEAR per distinct input, with all parts that read it. */
-static void add_linears(struct writer *w, int i_layer, const struct part *parts, const buf_id *in_of, int n, float softcap)
+void plan_add_linears(struct writer *w, int i_layer, const struct plan_part *parts, const buf_id *in_of, int n, float softcap)
 {
     bool done[PLAN_MAX_PARTS] = { false };
     for (int i = 0; i < n; i++) {
         if (done[i]) continue;
-        struct plan_step *s = add_step(w, STEP_LINEAR, i_layer, in_of[i], -1);
+        struct plan_step *s = plan_add_step(w, STEP_LINEAR, i_layer, in_of[i], -1);
         for (int j = i; j < n; j++) {
             if (done[j] || in_of[j] != in_of[i]) continue;
             done[j] = true;
@@ -127,18 +98,17 @@ static void add_linears(struct writer *w, int i_layer, const struct part *parts,
     }
 }
 
-static struct plan_step *add_norm(struct writer *w, int i_layer, buf_id in, const float *weight)
+struct plan_step *plan_add_norm(struct writer *w, int i_layer, buf_id in, const float *weight)
 {
-    struct plan_step *s = add_step(w, STEP_NORM, i_layer, in, -1);
+    struct plan_step *s = plan_add_step(w, STEP_NORM, i_layer, in, -1);
     s->u.norm.weight = weight;
     s->u.norm.eps = w->m->spec.norm_eps;
     return s;
 }
 
-/* What attention or the MLP of a layer reads: the residual, normalised where the family does that first. */
-static struct plan_step *add_pre_norm(struct writer *w, int i_layer, const float *weight)
+struct plan_step *plan_add_pre_norm(struct writer *w, int i_layer, const float *weight)
 {
-    struct plan_step *s = add_norm(w, i_layer, w->b.residual, weight);
+    struct plan_step *s = plan_add_norm(w, i_layer, w->b.residual, weight);
     s->u.norm.identity = w->m->spec.no_pre_norms;
     return s;
 }
@@ -151,13 +121,13 @@ static void add_whole_norm(struct writer *w, int i_layer, buf_id b, int64_t widt
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: a norm over %lld values, other layers have %d", i_layer, (long long)width,
                 (int)w->p->bufs[b].width);
     }
-    add_norm(w, i_layer, b, weight)->out = b;
+    plan_add_norm(w, i_layer, b, weight)->out = b;
 }
 
 /* residual += norm(branch) */
 static struct plan_step *add_post_norm(struct writer *w, int i_layer, const float *weight)
 {
-    struct plan_step *s = add_norm(w, i_layer, w->b.branch, weight);
+    struct plan_step *s = plan_add_norm(w, i_layer, w->b.branch, weight);
     s->post_add = true;
     s->add_to = w->b.residual;
     return s;
@@ -183,7 +153,7 @@ static void add_rope_kv(struct writer *w, int i_layer)
     const struct model_spec *spec = &w->m->spec;
     const struct layer_spec *l = &spec->layers[i_layer];
     const struct layer_weights *lw = &w->m->layers[i_layer];
-    struct plan_step *s = add_step(w, STEP_ROPE_KV, i_layer, w->b.q, w->b.q_rot);
+    struct plan_step *s = plan_add_step(w, STEP_ROPE_KV, i_layer, w->b.q, w->b.q_rot);
     s->u.rope_kv.k = l->attn == ATTN_SHARED_KV ? -1 : w->b.k;
     s->u.rope_kv.v = l->v_is_k ? w->b.k : w->b.v;
     s->u.rope_kv.v_norm = l->v_norm;
@@ -212,20 +182,21 @@ static void add_attention(struct writer *w, int i_layer)
     const struct weight *qkv[3] = { &lw->q, &lw->k, &lw->v };
     int n_qkv = l->attn == ATTN_SHARED_KV ? 1 : l->v_is_k ? 2 : 3;
     buf_id in_of[3];
-    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, n_qkv, false, w->b.lora_in, in_of);
-    struct part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false, 0 }, { &lw->k, lw->k_bias, w->b.k, false, 0 },
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, n_qkv, false, w->b.lora_in, in_of);
+    struct plan_part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false, 0 }, { &lw->k, lw->k_bias, w->b.k, false, 0 },
                              { &lw->v, lw->v_bias, w->b.v, false, 0 } };
-    add_linears(w, i_layer, parts, in_of, n_qkv, 0);
+    plan_add_linears(w, i_layer, parts, in_of, n_qkv, 0);
     if (l->qk_norm_whole) {
         add_whole_norm(w, i_layer, w->b.q, lw->q.n, lw->q_norm);
         add_whole_norm(w, i_layer, w->b.k, lw->k.n, lw->k_norm);
     }
     add_rope_kv(w, i_layer);
 
-    struct plan_step *s = add_step(w, STEP_ATTEND, i_layer, w->b.q_rot, w->b.attn);
+    struct plan_step *s = plan_add_step(w, STEP_ATTEND, i_layer, w->b.q_rot, w->b.attn);
     s->u.attend.n_head = l->n_head;
     s->u.attend.n_head_kv = l->n_head_kv;
-    s->u.attend.head_dim = l->head_dim;
+    s->u.attend.head_dim = s->u.attend.value_dim = l->head_dim;
+    s->u.attend.chosen = -1;
     s->u.attend.i_kind = l->i_kind;
     s->u.attend.i_in_kind = l->i_in_kind;
     s->u.attend.softcap = l->attn_softcap;
@@ -236,21 +207,25 @@ static void add_attention(struct writer *w, int i_layer)
     s->u.attend.gate_first = l->head_dim;
     s->u.attend.gate_step = 2 * l->head_dim;
     const struct weight *o[1] = { &lw->o };
-    add_inputs(w, s, "o_in", o, 1, false, w->b.attn, in_of);
-    struct part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
-    add_linears(w, i_layer, &out, in_of, 1, 0);
+    plan_add_inputs(w, s, "o_in", o, 1, false, w->b.attn, in_of);
+    struct plan_part out = { &lw->o, lw->o_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
+    plan_add_linears(w, i_layer, &out, in_of, 1, 0);
     if (spec->post_norms) add_post_norm(w, i_layer, lw->post_attn_norm);
 }
 
 static void add_route(struct writer *w, int i_layer)
 {
     const struct model_spec *spec = &w->m->spec;
-    struct plan_step *s = add_step(w, STEP_ROUTE, i_layer, w->b.router, w->b.route);
+    struct plan_step *s = plan_add_step(w, STEP_ROUTE, i_layer, w->b.router, w->b.route);
     s->u.route.n_expert = spec->layers[i_layer].n_expert;
     s->u.route.top_k = spec->layers[i_layer].top_k;
     s->u.route.kind = spec->route;
     s->u.route.normalise = spec->route_normalise;
     s->u.route.expert_scale = w->m->layers[i_layer].expert_scale;
+    s->u.route.choice_bias = w->m->layers[i_layer].route_bias;
+    s->u.route.n_group = spec->route_groups;
+    s->u.route.n_group_used = spec->route_groups_used;
+    s->u.route.scale = spec->route_scale;
 }
 
 /* Where the projections of a delta net lie: four of them, or two with everything of a key head together. */
@@ -274,14 +249,14 @@ static void add_delta(struct writer *w, int i_layer)
     const struct delta_spec *d = &spec->delta;
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *readers[4] = { &lw->delta_qkv, &lw->delta_b, &lw->delta_z, &lw->delta_a };
-    struct part parts[4] = { { &lw->delta_qkv, NULL, w->b.delta_in, false, 0 }, { &lw->delta_b, NULL, w->b.delta_b, false, 0 },
+    struct plan_part parts[4] = { { &lw->delta_qkv, NULL, w->b.delta_in, false, 0 }, { &lw->delta_b, NULL, w->b.delta_b, false, 0 },
                              { &lw->delta_z, NULL, w->b.delta_z, false, 0 },
                              { &lw->delta_a, NULL, w->b.delta_a, false, 0 } };
     int n = d->fused ? 2 : 4;
     buf_id in_of[4];
-    add_inputs(w, add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", readers, n, false, w->b.lora_in, in_of);
-    add_linears(w, i_layer, parts, in_of, n, 0);
-    struct plan_step *s = add_step(w, STEP_DELTA, i_layer, w->b.delta_in, w->b.delta_out);
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", readers, n, false, w->b.lora_in, in_of);
+    plan_add_linears(w, i_layer, parts, in_of, n, 0);
+    struct plan_step *s = plan_add_step(w, STEP_DELTA, i_layer, w->b.delta_in, w->b.delta_out);
     set_delta_parts(w, s);
     s->u.delta.conv = lw->delta_conv;
     s->u.delta.decay = lw->delta_decay;
@@ -296,9 +271,9 @@ static void add_delta(struct writer *w, int i_layer)
     s->u.delta.i_kind = spec->layers[i_layer].i_kind;
     s->u.delta.i_in_kind = spec->layers[i_layer].i_in_kind;
     const struct weight *o[1] = { &lw->o };
-    add_inputs(w, s, "delta_o_in", o, 1, false, w->b.delta_out, in_of);
-    struct part out = { &lw->o, NULL, w->b.residual, true, 0 };
-    add_linears(w, i_layer, &out, in_of, 1, 0);
+    plan_add_inputs(w, s, "delta_o_in", o, 1, false, w->b.delta_out, in_of);
+    struct plan_part out = { &lw->o, NULL, w->b.residual, true, 0 };
+    plan_add_linears(w, i_layer, &out, in_of, 1, 0);
 }
 
 /* The expert that every token goes through: its output to `shared`, for the experts' sum. */
@@ -307,15 +282,15 @@ static void add_shared_expert(struct writer *w, int i_layer, const buf_id gate_u
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *down[1] = { &lw->shared_down };
     buf_id in_of[1];
-    struct part parts[2] = { { &lw->shared_gate, NULL, w->b.gate, false, 0 }, { &lw->shared_up, NULL, w->b.up, false, 0 } };
-    add_linears(w, i_layer, parts, gate_up_in, 2, 0);
-    struct plan_step *s = add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
+    struct plan_part parts[2] = { { &lw->shared_gate, NULL, w->b.gate, false, 0 }, { &lw->shared_up, NULL, w->b.up, false, 0 } };
+    plan_add_linears(w, i_layer, parts, gate_up_in, 2, 0);
+    struct plan_step *s = plan_add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
     s->u.glu.kind = w->m->spec.glu;
     s->u.glu.up = w->b.up;
     s->u.glu.width = w->m->spec.layers[i_layer].d_shared;
-    add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of);
-    struct part out = { &lw->shared_down, NULL, w->b.shared, false, 0 };
-    add_linears(w, i_layer, &out, in_of, 1, 0);
+    plan_add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of);
+    struct plan_part out = { &lw->shared_down, NULL, w->b.shared, false, 0 };
+    plan_add_linears(w, i_layer, &out, in_of, 1, 0);
 }
 
 /* The chosen experts of a layer, `width` wide: gate, up (which read in_of[0] and in_of[1]) and down. NULL: the plan has failed. */
@@ -328,10 +303,10 @@ static struct plan_step *add_experts(struct writer *w, int i_layer, const buf_id
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: the experts' gate and up matrices have different groups", i_layer);
         return NULL;
     }
-    struct plan_step *s = add_step(w, STEP_EXPERTS, i_layer, in_of[0], out);
+    struct plan_step *s = plan_add_step(w, STEP_EXPERTS, i_layer, in_of[0], out);
     s->host_point = w->m->expert_offload;
     s->u.experts.route = w->b.route;
-    s->u.experts.hidden = add_buf(w, "expert_in", BUF_ACT, experts[2]->k, weight_group(w, experts[2]), false);
+    s->u.experts.hidden = plan_add_buf(w, "expert_in", BUF_ACT, experts[2]->k, plan_weight_group(w, experts[2]), false);
     if (s->u.experts.hidden >= 0) w->p->bufs[s->u.experts.hidden].n_slots = l->top_k;
     s->u.experts.gate = experts[0];
     s->u.experts.up = experts[1];
@@ -350,20 +325,21 @@ static void add_moe(struct writer *w, int i_layer)
     const struct model_spec *spec = &w->m->spec;
     const struct layer_spec *l = &spec->layers[i_layer];
     const struct layer_weights *lw = &w->m->layers[i_layer];
-    const struct weight *readers[6] = { &lw->router, &lw->gate, &lw->up, &lw->shared_router, &lw->shared_gate, &lw->shared_up };
+    const struct weight *readers[6] = { &lw->router, &lw->gate, &lw->up, &lw->shared_gate, &lw->shared_up, &lw->shared_router };
+    bool gated = l->d_shared > 0 && spec->moe->shared_gate;
     buf_id in_of[6];
     if (spec->residual_scale != 0) {
         w->failed = true;
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: experts with a scaled residual are not in this version", i_layer);
         return;
     }
-    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, l->d_shared > 0 ? 6 : 3, false, w->b.lora_in, in_of);
-    struct part router[2] = { { &lw->router, lw->router_bias, w->b.router, false, 0 },
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, gated ? 6 : l->d_shared > 0 ? 5 : 3, false, w->b.lora_in, in_of);
+    struct plan_part router[2] = { { &lw->router, lw->router_bias, w->b.router, false, 0 },
                               { &lw->shared_router, NULL, w->b.shared_gate, false, 0 } };
-    const buf_id router_in[2] = { in_of[0], in_of[3] };
-    add_linears(w, i_layer, router, router_in, l->d_shared > 0 ? 2 : 1, 0);
+    const buf_id router_in[2] = { in_of[0], gated ? in_of[5] : -1 };
+    plan_add_linears(w, i_layer, router, router_in, gated ? 2 : 1, 0);
     add_route(w, i_layer);
-    if (l->d_shared > 0) add_shared_expert(w, i_layer, in_of + 4);
+    if (l->d_shared > 0) add_shared_expert(w, i_layer, in_of + 3);
     const struct weight *const experts[3] = { &lw->gate, &lw->up, &lw->down };
     struct plan_step *s = add_experts(w, i_layer, in_of + 1, spec->post_norms ? w->b.branch : -1, experts, l->d_ff);
     if (!s) return;
@@ -372,7 +348,7 @@ static void add_moe(struct writer *w, int i_layer)
     s->u.experts.up_bias = lw->up_bias;
     s->u.experts.down_bias = lw->down_bias;
     s->u.experts.shared = l->d_shared > 0 ? w->b.shared : -1;
-    s->u.experts.shared_gate = l->d_shared > 0 ? w->b.shared_gate : -1;
+    s->u.experts.shared_gate = gated ? w->b.shared_gate : -1;
     if (spec->post_norms) add_post_mlp_norm(w, i_layer);
 }
 
@@ -385,15 +361,15 @@ static void add_side_experts(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *router[1] = { &lw->router }, *gate_up[2] = { &lw->expert_gate, &lw->expert_up };
     buf_id in_of[2];
-    add_norm(w, i_layer, w->b.branch, lw->post_dense_norm)->out = w->b.branch;
-    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->router_norm), "mlp_in", router, 1, false, w->b.lora_in, in_of);
-    struct part part = { &lw->router, NULL, w->b.router, false, 0 };
-    add_linears(w, i_layer, &part, in_of, 1, 0);
+    plan_add_norm(w, i_layer, w->b.branch, lw->post_dense_norm)->out = w->b.branch;
+    plan_add_inputs(w, plan_add_norm(w, i_layer, w->b.residual, lw->router_norm), "mlp_in", router, 1, false, w->b.lora_in, in_of);
+    struct plan_part part = { &lw->router, NULL, w->b.router, false, 0 };
+    plan_add_linears(w, i_layer, &part, in_of, 1, 0);
     add_route(w, i_layer);
-    add_inputs(w, add_norm(w, i_layer, w->b.residual, lw->pre_experts_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
+    plan_add_inputs(w, plan_add_norm(w, i_layer, w->b.residual, lw->pre_experts_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
     const struct weight *const experts[3] = { &lw->expert_gate, &lw->expert_up, &lw->expert_down };
     if (!add_experts(w, i_layer, in_of, w->b.branch_experts, experts, l->d_expert)) return;
-    struct plan_step *s = add_norm(w, i_layer, w->b.branch_experts, lw->post_experts_norm);
+    struct plan_step *s = plan_add_norm(w, i_layer, w->b.branch_experts, lw->post_experts_norm);
     s->post_add = true;
     s->add_to = w->b.branch;
 }
@@ -405,19 +381,19 @@ static void add_layer_input(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *gate[1] = { &lw->input_gate }, *out[1] = { &lw->input_out };
     buf_id in_of[1];
-    struct plan_step *s = add_norm(w, i_layer, w->b.residual, NULL);
+    struct plan_step *s = plan_add_norm(w, i_layer, w->b.residual, NULL);
     s->u.norm.identity = true;
-    add_inputs(w, s, "mlp_in", gate, 1, false, w->b.lora_in, in_of);
-    struct part to = { &lw->input_gate, NULL, w->b.input_gate, false, 0 };
-    add_linears(w, i_layer, &to, in_of, 1, 0);
-    s = add_step(w, STEP_GLU, i_layer, w->b.input_gate, -1);
+    plan_add_inputs(w, s, "mlp_in", gate, 1, false, w->b.lora_in, in_of);
+    struct plan_part to = { &lw->input_gate, NULL, w->b.input_gate, false, 0 };
+    plan_add_linears(w, i_layer, &to, in_of, 1, 0);
+    s = plan_add_step(w, STEP_GLU, i_layer, w->b.input_gate, -1);
     s->u.glu.kind = spec->glu;
     s->u.glu.up = w->b.layer_in;
     s->u.glu.up_first = i_layer * spec->d_per_layer;
     s->u.glu.width = spec->d_per_layer;
-    add_inputs(w, s, "layer_gated", out, 1, false, w->b.input_gate, in_of);
-    struct part back = { &lw->input_out, NULL, w->b.branch, false, 0 };
-    add_linears(w, i_layer, &back, in_of, 1, 0);
+    plan_add_inputs(w, s, "layer_gated", out, 1, false, w->b.input_gate, in_of);
+    struct plan_part back = { &lw->input_out, NULL, w->b.branch, false, 0 };
+    plan_add_linears(w, i_layer, &back, in_of, 1, 0);
     add_last_norm(w, i_layer, lw->post_input_norm);
 }
 
@@ -427,16 +403,16 @@ static void add_layer_inputs(struct writer *w)
     struct model *m = w->m;
     const struct weight *proj[1] = { &m->layer_proj };
     buf_id in_of[1];
-    struct plan_step *s = add_step(w, STEP_EMBED, -1, -1, w->b.layer_in);
+    struct plan_step *s = plan_add_step(w, STEP_EMBED, -1, -1, w->b.layer_in);
     s->u.embed.table = &m->layer_table;
     s->u.embed.scale = __builtin_sqrtf((float)m->spec.d_per_layer);
     s->u.embed.ids_only = true;
-    s = add_norm(w, -1, w->b.residual, NULL);
+    s = plan_add_norm(w, -1, w->b.residual, NULL);
     s->u.norm.identity = true;
-    add_inputs(w, s, "mlp_in", proj, 1, false, w->b.lora_in, in_of);
-    struct part part = { &m->layer_proj, NULL, w->b.layer_proj, false, (float)(1.0 / __builtin_sqrt((double)m->spec.d_model)) };
-    add_linears(w, -1, &part, in_of, 1, 0);
-    s = add_norm(w, -1, w->b.layer_proj, m->layer_proj_norm);
+    plan_add_inputs(w, s, "mlp_in", proj, 1, false, w->b.lora_in, in_of);
+    struct plan_part part = { &m->layer_proj, NULL, w->b.layer_proj, false, (float)(1.0 / __builtin_sqrt((double)m->spec.d_model)) };
+    plan_add_linears(w, -1, &part, in_of, 1, 0);
+    s = plan_add_norm(w, -1, w->b.layer_proj, m->layer_proj_norm);
     s->u.norm.n_pieces = m->spec.n_layer;
     s->u.norm.sum_scale = 0.70710678118654752440f;
     s->post_add = true;
@@ -450,16 +426,16 @@ static void add_mlp(struct writer *w, int i_layer)
     const struct weight *gate_up[2] = { &lw->gate, &lw->up };
     const struct weight *down[1] = { &lw->down };
     buf_id in_of[2];
-    add_inputs(w, add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
-    struct part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false, 0 }, { &lw->up, lw->up_bias, w->b.up, false, 0 } };
-    add_linears(w, i_layer, parts, in_of, 2, 0);
-    struct plan_step *s = add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
+    struct plan_part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false, 0 }, { &lw->up, lw->up_bias, w->b.up, false, 0 } };
+    plan_add_linears(w, i_layer, parts, in_of, 2, 0);
+    struct plan_step *s = plan_add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
     s->u.glu.kind = spec->glu;
     s->u.glu.up = w->b.up;
     s->u.glu.width = spec->layers[i_layer].d_ff;
-    add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of); /* act(gate) * up takes the place of gate */
-    struct part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
-    add_linears(w, i_layer, &out, in_of, 1, 0);
+    plan_add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of); /* act(gate) * up takes the place of gate */
+    struct plan_part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
+    plan_add_linears(w, i_layer, &out, in_of, 1, 0);
     if (spec->layers[i_layer].mlp == MLP_GATED_MOE) add_side_experts(w, i_layer);
     if (spec->post_norms) add_post_mlp_norm(w, i_layer);
 }
@@ -470,23 +446,23 @@ static void add_signal(struct writer *w)
     struct model *m = w->m;
     const struct weight *gate_up[2] = { &m->signal_gate, &m->signal_up }, *down[1] = { &m->signal_down };
     buf_id in_of[2];
-    add_step(w, STEP_SIGNAL, -1, -1, w->b.branch);
-    add_inputs(w, add_norm(w, -1, w->b.branch, m->signal_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
-    struct part parts[2] = { { &m->signal_gate, NULL, w->b.gate, false, 0 }, { &m->signal_up, NULL, w->b.up, false, 0 } };
-    add_linears(w, -1, parts, in_of, 2, 0);
-    struct plan_step *s = add_step(w, STEP_GLU, -1, w->b.gate, -1);
+    plan_add_step(w, STEP_SIGNAL, -1, -1, w->b.branch);
+    plan_add_inputs(w, plan_add_norm(w, -1, w->b.branch, m->signal_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
+    struct plan_part parts[2] = { { &m->signal_gate, NULL, w->b.gate, false, 0 }, { &m->signal_up, NULL, w->b.up, false, 0 } };
+    plan_add_linears(w, -1, parts, in_of, 2, 0);
+    struct plan_step *s = plan_add_step(w, STEP_GLU, -1, w->b.gate, -1);
     s->u.glu.kind = m->spec.glu;
     s->u.glu.up = w->b.up;
     s->u.glu.width = (int32_t)m->signal_gate.n;
-    add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of);
-    struct part out = { &m->signal_down, NULL, w->b.residual, true, 0 };
-    add_linears(w, -1, &out, in_of, 1, 0);
-    add_norm(w, -1, w->b.residual, NULL)->out = w->b.residual;
+    plan_add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of);
+    struct plan_part out = { &m->signal_down, NULL, w->b.residual, true, 0 };
+    plan_add_linears(w, -1, &out, in_of, 1, 0);
+    plan_add_norm(w, -1, w->b.residual, NULL)->out = w->b.residual;
 }
 
 static void add_expect(struct writer *w)
 {
-    struct plan_step *s = add_step(w, STEP_EXPECT, -1, w->b.logits, -1);
+    struct plan_step *s = plan_add_step(w, STEP_EXPECT, -1, w->b.logits, -1);
     s->u.expect.table = &w->m->embed;
     s->u.expect.scale = w->m->spec.embed_scale;
 }
@@ -496,34 +472,45 @@ static void add_head(struct writer *w)
     struct model *m = w->m;
     const struct weight *head[1] = { m->spec.tied_head ? &m->embed : &m->head };
     buf_id in_of[1];
-    add_step(w, STEP_DRAWS, -1, w->b.residual, w->b.draw_residual);
-    add_inputs(w, add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in, in_of);
-    struct part part = { head[0], NULL, w->b.logits, false, m->spec.logit_scale };
-    add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
+    plan_add_step(w, STEP_DRAWS, -1, w->b.residual, w->b.draw_residual);
+    plan_add_inputs(w, plan_add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in, in_of);
+    struct plan_part part = { head[0], NULL, w->b.logits, false, m->spec.logit_scale };
+    plan_add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
     if (w->canvas) add_expect(w);
-    add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);
+    plan_add_step(w, STEP_SAMPLE, -1, w->b.logits, -1);
 }
 
 static void add_delta_bufs(struct writer *w)
 {
     const struct delta_spec *d = &w->m->spec.delta;
     int64_t value = (int64_t)d->n_head_v * d->dim_v, all = 2 * (int64_t)d->n_head_k * d->dim_k + value;
-    w->b.delta_in = add_buf(w, "delta_in", BUF_F32, d->fused ? all + value : all, 0, false);
-    w->b.delta_z = d->fused ? -1 : add_buf(w, "delta_z", BUF_F32, value, 0, false);
-    w->b.delta_b = add_buf(w, "delta_b", BUF_F32, d->fused ? 2 * (int64_t)d->n_head_v : d->n_head_v, 0, false);
-    w->b.delta_a = d->fused ? -1 : add_buf(w, "delta_a", BUF_F32, d->n_head_v, 0, false);
-    w->b.delta_out = add_buf(w, "delta_out", BUF_F32, value, 0, false);
+    w->b.delta_in = plan_add_buf(w, "delta_in", BUF_F32, d->fused ? all + value : all, 0, false);
+    w->b.delta_z = d->fused ? -1 : plan_add_buf(w, "delta_z", BUF_F32, value, 0, false);
+    w->b.delta_b = plan_add_buf(w, "delta_b", BUF_F32, d->fused ? 2 * (int64_t)d->n_head_v : d->n_head_v, 0, false);
+    w->b.delta_a = d->fused ? -1 : plan_add_buf(w, "delta_a", BUF_F32, d->n_head_v, 0, false);
+    w->b.delta_out = plan_add_buf(w, "delta_out", BUF_F32, value, 0, false);
+}
+
+/* n_q: columns of q with its gates. */
+static void add_attention_bufs(struct writer *w, int64_t nq, int64_t nkv, int64_t n_q)
+{
+    w->b.q = plan_add_buf(w, "q", BUF_F32, n_q > nq ? n_q : nq, 0, false);
+    w->b.k = plan_add_buf(w, "k", BUF_F32, nkv, 0, false);
+    w->b.v = plan_add_buf(w, "v", BUF_F32, nkv, 0, false);
+    w->b.q_rot = plan_add_buf(w, "q_rot", BUF_F32, nq, 0, false);
+    w->b.attn = plan_add_buf(w, "attn", BUF_F32, nq, 0, false);
 }
 
 static void add_all_bufs(struct writer *w)
 {
     const struct model_spec *s = &w->m->spec;
     int64_t nq = 0, nkv = 0, ff = 0, n_expert = 0, top_k = 0, n_in = (int64_t)s->n_layer * s->d_per_layer, n_q = 0, shared = 0;
-    bool beside = false, recurs = false;
+    bool beside = false, recurs = false, latents = false;
     for (int i = 0; i < s->n_layer; i++) {
         const struct layer_spec *l = &s->layers[i];
-        if ((int64_t)l->n_head * l->head_dim > nq) nq = (int64_t)l->n_head * l->head_dim;
-        if ((int64_t)l->n_head_kv * l->head_dim > nkv) nkv = (int64_t)l->n_head_kv * l->head_dim;
+        latents = latents || l->attn == ATTN_MLA;
+        if (l->attn != ATTN_MLA && (int64_t)l->n_head * l->head_dim > nq) nq = (int64_t)l->n_head * l->head_dim;
+        if (l->attn != ATTN_MLA && (int64_t)l->n_head_kv * l->head_dim > nkv) nkv = (int64_t)l->n_head_kv * l->head_dim;
         if (l->mlp != MLP_MOE && l->d_ff > ff) ff = l->d_ff;
         if (l->mlp != MLP_GATED && l->n_expert > n_expert) n_expert = l->n_expert;
         if (l->mlp != MLP_GATED && l->top_k > top_k) top_k = l->top_k;
@@ -532,34 +519,31 @@ static void add_all_bufs(struct writer *w)
         if (l->d_shared > shared) shared = l->d_shared;
         recurs = recurs || l->attn == ATTN_GATED_DELTA;
     }
-    w->b.residual = add_buf(w, "residual", BUF_F32, s->d_model, 0, false);
+    w->b.residual = plan_add_buf(w, "residual", BUF_F32, s->d_model, 0, false);
     if (shared > ff) ff = shared;
-    w->b.q = add_buf(w, "q", BUF_F32, n_q > nq ? n_q : nq, 0, false);
-    w->b.k = add_buf(w, "k", BUF_F32, nkv, 0, false);
-    w->b.v = add_buf(w, "v", BUF_F32, nkv, 0, false);
-    w->b.q_rot = add_buf(w, "q_rot", BUF_F32, nq, 0, false);
-    w->b.attn = add_buf(w, "attn", BUF_F32, nq, 0, false);
-    w->b.branch = s->post_norms ? add_buf(w, "branch", BUF_F32, s->d_model, 0, false) : -1;
-    w->b.gate = ff > 0 ? add_buf(w, "gate", BUF_F32, ff, 0, false) : -1;
-    w->b.up = ff > 0 ? add_buf(w, "up", BUF_F32, ff, 0, false) : -1;
-    w->b.router = n_expert > 0 ? add_buf(w, "router", BUF_F32, n_expert, 0, false) : -1;
-    w->b.route = top_k > 0 ? add_buf(w, "route", BUF_F32, 2 * top_k, 0, false) : -1;
-    w->b.branch_experts = beside ? add_buf(w, "branch_experts", BUF_F32, s->d_model, 0, false) : -1;
-    w->b.layer_in = n_in > 0 ? add_buf(w, "layer_in", BUF_F32, n_in, 0, false) : -1;
-    w->b.layer_proj = n_in > 0 ? add_buf(w, "layer_proj", BUF_F32, n_in, 0, false) : -1;
-    w->b.input_gate = n_in > 0 ? add_buf(w, "input_gate", BUF_F32, s->d_per_layer, 0, false) : -1;
-    w->b.shared = shared > 0 ? add_buf(w, "shared", BUF_F32, s->d_model, 0, false) : -1;
-    w->b.shared_gate = shared > 0 ? add_buf(w, "shared_gate", BUF_F32, 1, 0, false) : -1;
+    if (latents) plan_add_latent_bufs(w);
+    else add_attention_bufs(w, nq, nkv, n_q);
+    w->b.branch = s->post_norms ? plan_add_buf(w, "branch", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.gate = ff > 0 ? plan_add_buf(w, "gate", BUF_F32, ff, 0, false) : -1;
+    w->b.up = ff > 0 ? plan_add_buf(w, "up", BUF_F32, ff, 0, false) : -1;
+    w->b.router = n_expert > 0 ? plan_add_buf(w, "router", BUF_F32, n_expert, 0, false) : -1;
+    w->b.route = top_k > 0 ? plan_add_buf(w, "route", BUF_F32, 2 * top_k, 0, false) : -1;
+    w->b.branch_experts = beside ? plan_add_buf(w, "branch_experts", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.layer_in = n_in > 0 ? plan_add_buf(w, "layer_in", BUF_F32, n_in, 0, false) : -1;
+    w->b.layer_proj = n_in > 0 ? plan_add_buf(w, "layer_proj", BUF_F32, n_in, 0, false) : -1;
+    w->b.input_gate = n_in > 0 ? plan_add_buf(w, "input_gate", BUF_F32, s->d_per_layer, 0, false) : -1;
+    w->b.shared = shared > 0 ? plan_add_buf(w, "shared", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.shared_gate = shared > 0 ? plan_add_buf(w, "shared_gate", BUF_F32, 1, 0, false) : -1;
     if (recurs) add_delta_bufs(w);
-    w->b.draw_residual = add_buf(w, "draw_residual", BUF_F32, s->d_model, 0, true);
-    w->b.lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "lora_in", BUF_F32, s->d_model, 0, false) : -1;
-    w->b.draw_lora_in = w->p->max_lora_rank > 0 ? add_buf(w, "draw_lora_in", BUF_F32, s->d_model, 0, true) : -1;
-    w->b.logits = add_buf(w, "logits", BUF_F32, s->n_vocab, 0, true);
+    w->b.draw_residual = plan_add_buf(w, "draw_residual", BUF_F32, s->d_model, 0, true);
+    w->b.lora_in = w->p->max_lora_rank > 0 ? plan_add_buf(w, "lora_in", BUF_F32, s->d_model, 0, false) : -1;
+    w->b.draw_lora_in = w->p->max_lora_rank > 0 ? plan_add_buf(w, "draw_lora_in", BUF_F32, s->d_model, 0, true) : -1;
+    w->b.logits = plan_add_buf(w, "logits", BUF_F32, s->n_vocab, 0, true);
 }
 
 static mb_status build(struct model *m, struct plan *p, bool canvas, mb_error *err)
 {
-    struct writer w = { .m = m, .p = p, .err = err, .canvas = canvas, .cap = m->spec.n_layer * STEPS_PER_LAYER + STEPS_OUTSIDE };
+    struct writer w = { .m = m, .p = p, .err = err, .canvas = canvas, .b = { .chosen = -1 }, .cap = m->spec.n_layer * STEPS_PER_LAYER + STEPS_OUTSIDE };
     p->tier = m->tier;
     p->canvas = canvas;
     p->n_layer = m->spec.n_layer;
@@ -573,7 +557,7 @@ static mb_status build(struct model *m, struct plan *p, bool canvas, mb_error *e
     p->layer_first = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer + 1, sizeof *p->layer_first);
     if (!p->steps || !p->layer_first) return mb_fail(err, MB_NO_MEMORY, "out of memory for the plan");
     add_all_bufs(&w);
-    struct plan_step *e = add_step(&w, STEP_EMBED, -1, -1, w.b.residual);
+    struct plan_step *e = plan_add_step(&w, STEP_EMBED, -1, -1, w.b.residual);
     e->u.embed.table = &m->embed;
     e->u.embed.scale = m->spec.embed_scale;
     if (m->spec.d_per_layer > 0) add_layer_inputs(&w);
@@ -581,6 +565,7 @@ static mb_status build(struct model *m, struct plan *p, bool canvas, mb_error *e
     for (int i = 0; i < m->spec.n_layer; i++) {
         p->layer_first[i] = p->n_steps;
         if (m->spec.layers[i].attn == ATTN_GATED_DELTA) add_delta(&w, i);
+        else if (m->spec.layers[i].attn == ATTN_MLA) plan_add_latent(&w, i);
         else add_attention(&w, i);
         if (m->spec.layers[i].mlp == MLP_MOE) add_moe(&w, i);
         else add_mlp(&w, i);
@@ -589,6 +574,7 @@ static mb_status build(struct model *m, struct plan *p, bool canvas, mb_error *e
     p->layer_first[m->spec.n_layer] = p->n_steps;
     p->boundary[p->n_boundary++] = w.b.residual;
     if (m->spec.d_per_layer > 0) p->boundary[p->n_boundary++] = w.b.layer_in;
+    if (w.b.chosen >= 0) p->boundary[p->n_boundary++] = w.b.chosen;
     add_head(&w);
     if (w.failed) return err && err->code != MB_OK ? err->code : mb_fail(err, MB_INTERNAL, "the plan outgrew its limits");
     return MB_OK;

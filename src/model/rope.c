@@ -149,6 +149,13 @@ static double yarn_mscale(double scale, double mscale)
     return scale <= 1 ? 1 : 0.1 * mscale * ln_d(scale) + 1;
 }
 
+double rope_score_factor(const struct rope_params *r)
+{
+    if (r->kind == ROPE_DEFAULT || r->mscale_all_dim == 0) return 1;
+    double m = yarn_mscale(r->factor, r->mscale_all_dim);
+    return m * m;
+}
+
 /* Factor on cosines and sines. */
 static double attention_factor(const struct rope_params *r, int32_t n_context)
 {

@@ -32,8 +32,12 @@ struct rope_params {
     bool interleaved;
 };
 
+/* The indexer of a layer with latents: none (it sees all keys), its own, or what the last layer with its own has chosen. */
+enum index_kind { INDEX_NONE = 0, INDEX_OWN, INDEX_SHARED };
+
 struct layer_spec {
     enum attn_kind attn;
+    enum index_kind index;           /* ATTN_MLA */
     enum mlp_kind mlp;
     int32_t n_head, n_head_kv, head_dim;
     int32_t d_ff;                    /* intermediate size; MLP_MOE: of one expert */
@@ -50,7 +54,7 @@ struct layer_spec {
     bool v_norm;                     /* RMS norm of each v head, without weights (gemma4) */
     bool v_is_k;                     /* no v_proj: values are what k_proj gives, before norm and rotation (gemma4) */
     bool attn_gate;                  /* q_proj holds q and a gate of the output for each head, in turn (qwen3_next) */
-    int32_t d_shared;                /* MLP_MOE: width of an expert that every token goes through, behind a gate; 0 = none */
+    int32_t d_shared;                /* MLP_MOE: width of an expert that every token goes through; 0 = none */
 };
 
 /* The recurrent layers (ATTN_GATED_DELTA) of a model, all alike. */
@@ -73,6 +77,17 @@ struct canvas_spec {
     double confidence;               /* ... and the mean entropy is below this */
 };
 
+/* Attention over latents (ATTN_MLA), alike in all layers. There layer_spec's head_dim is kv_rank + d_rope, n_head_kv is 1. */
+struct latent_spec {
+    int32_t q_rank;                  /* q goes through so many values and a norm; 0: one q_proj */
+    int32_t kv_rank;                 /* of the latent: what a key is made of, and the value */
+    int32_t d_nope, d_rope, d_value; /* of a head */
+    float norm_eps;                  /* of the norms of both */
+    bool bias;                       /* q_a_proj and kv_a_proj_with_mqa have one */
+    int32_t index_heads, index_dim, index_top_k; /* 0 = no indexer */
+    bool index_interleaved;
+};
+
 /* Module names of the norms of a layer; the two behind the blocks are read with post_norms only. */
 struct norm_names { const char *attn, *post_attn, *mlp, *post_mlp; };
 
@@ -83,6 +98,7 @@ struct moe_names {
     const char *router, *stacked;
     const char *listed, *gate, *up, *down; /* listed NULL: never one by one */
     const char *published;                 /* module of the model's own files: gate_up_proj and down_proj of all experts; NULL = none */
+    const char *shared, *shared_gate;      /* the expert for all (d_shared), and its gate or NULL */
 };
 
 /* Names of what a mixture beside a dense MLP has of its own: the router's norm and the weight of each expert; norms before the
@@ -96,6 +112,7 @@ struct model_spec {
     int32_t d_model, n_layer, n_vocab, n_context;
     struct layer_spec *layers;       /* [n_layer] */
     struct delta_spec delta;
+    struct latent_spec latent;
     struct rope_params *ropes;
     int32_t n_ropes;
     float norm_eps;
@@ -108,6 +125,8 @@ struct model_spec {
     const struct moe_names *moe;     /* static; NULL: no layer is MLP_MOE */
     enum route_kind route;
     bool route_normalise;
+    int32_t route_groups, route_groups_used; /* ROUTE_SIGMOID, as struct plan_step has them; with a bias below the router */
+    float route_scale;
     const struct moe_side_names *moe_side; /* MLP_GATED_MOE; static */
     int32_t d_per_layer;             /* per-layer inputs: width of a layer's share; 0 = none (gemma4) */
     int32_t n_vocab_per_layer;       /* rows of their table */
@@ -158,6 +177,8 @@ mb_status model_find_prefix(struct model_spec *s, const struct checkpoint *c, mb
 /* Helpers for readers (config.c). */
 mb_status rope_params_read(struct model_spec *s, const json_t *config, const char *theta_key, double theta_default,
                            int32_t head_dim, struct rope_params *out, mb_error *err);
+/* Factor on the scale of attention that goes with yarn's mscale_all_dim; 1 otherwise. */
+double rope_score_factor(const struct rope_params *r);
 /* Adds r unless an equal one exists; returns its index. */
 int32_t model_spec_add_rope(struct model_spec *s, const struct rope_params *r);
 /* Groups layers into kinds and fills i_kind, i_in_kind. Called after every reader. */

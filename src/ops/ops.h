@@ -36,6 +36,8 @@ struct weight_source {
     const struct weight_slice *slices; /* rows that do not lie together (experts stored one by one): slice i holds rows
                                           [i * n / n_slices, (i + 1) * n / n_slices), a multiple of 16; then w is NULL */
     int32_t n_slices;        /* 0: one piece */
+    bool turned;             /* slices only: element (o, i) of a slice is element (i, o) in the file: its row i, quantised along o;
+                                quantised ones are packed as the floats that they stand for */
     int64_t row_step;        /* row o is row o * row_step of the file (two matrices whose rows take turns); 0 = 1 */
     int32_t i_module;
     const char *name;

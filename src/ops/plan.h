@@ -44,6 +44,9 @@ enum step_op {
     STEP_LINEAR,  /* one linear input, up to PLAN_MAX_PARTS weights that share it */
     STEP_ROPE_KV, /* q, k, v -> normalised, rotated q' in `out`; K and V written to their page */
     STEP_ATTEND,  /* q' against the pages -> out */
+    STEP_HEADS,   /* a matrix for each head: its columns of `in` -> its columns of out */
+    STEP_LATENT,  /* latent attention: rotated, scaled q' in `out`; the token's latent (and the indexer's key) to its page */
+    STEP_INDEX,   /* the indexer: which keys each token sees, where it does not see all */
     STEP_DELTA,   /* gated delta net: short convolution, recurrence over the sequence's state, gated norm -> out */
     STEP_GLU,     /* act(gate) * up -> outs */
     STEP_ROUTE,   /* router logits -> which experts a token goes to, and their weights */
@@ -59,9 +62,9 @@ enum step_op {
 #define PLAN_MAX_BUFS 64
 #define PLAN_MAX_BOUNDARY 8
 
-/* Softmax over all experts, of which the best are taken; or over the logits of the best alone. The best: by value
- * descending, then id ascending. */
-enum route_kind { ROUTE_SOFTMAX_ALL = 0, ROUTE_SOFTMAX_CHOSEN };
+/* Softmax over all experts, of which the best are taken; or over the logits of the best alone; or the sigmoid of each logit, of
+ * which the best after a bias are taken, in the best groups of experts. The best: by value descending, then id ascending. */
+enum route_kind { ROUTE_SOFTMAX_ALL = 0, ROUTE_SOFTMAX_CHOSEN, ROUTE_SIGMOID };
 enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH, GLU_SWIGLU_CLAMPED };
 
 /* A packed weight, owned by the backend that packed it. n, k are public; the rest is the backend's. Where weights may
@@ -140,6 +143,10 @@ struct plan_step {
         } rope_kv;
         struct {
             int32_t n_head, n_head_kv, head_dim;
+            int32_t value_dim;         /* columns of a head of out: head_dim; over latents: the latent's, which is the value */
+            bool latent;               /* pages of KIND_LATENT */
+            buf_id chosen;             /* what STEP_INDEX wrote: a token at an index from top_k on sees those keys alone; -1 */
+            int32_t top_k;
             int16_t i_kind, i_in_kind; /* pages read (a donor's for shared KV) */
             float softcap;             /* 0 = none */
             int32_t window;            /* 0 = all */
@@ -148,6 +155,34 @@ struct plan_step {
             buf_id gate;               /* -1 = none: head h of the output is divided by 1 + exp(-gate), whose head_dim */
             int32_t gate_first, gate_step; /* columns begin at gate_first + h * gate_step */
         } attend;
+        struct {                       /* in: float; head h reads columns in_first + h * in_step.. and writes out's h * out_step.. */
+            const struct weight *w;    /* head h's matrix below that of h - 1: n = n_head * outputs of a head, a multiple of 16 each */
+            buf_id hidden;             /* linear input of w, n_head rows a token (n_slots) */
+            int32_t n_head, in_first, in_step, out_step;
+        } heads;
+        struct {                       /* in = q: head h's part to rotate at columns q_first + h * q_step; out = q': of each head
+                                          d_latent columns, which are there already, then those d_rope */
+            buf_id kv;                 /* [d_latent] before its norm, [d_rope] */
+            const float *norm;         /* [d_latent] */
+            float norm_eps;
+            struct rope_spec rope;     /* n_rot = d_rope */
+            float q_scale;             /* as rope_kv has it */
+            int32_t n_head, d_latent, d_rope, q_first, q_step;
+            buf_id index_key;          /* the indexer's key, [d_index]: layer norm, then its first d_rope columns rotated; -1 = none */
+            const float *index_norm, *index_norm_bias; /* [d_index] */
+            float index_eps;
+            bool index_interleaved;
+            int32_t d_index;
+            int16_t i_kind, i_in_kind; /* KIND_LATENT: rows of a page: d_latent, d_rope, d_index */
+        } latent;
+        struct {                       /* in = the indexer's q, [n_head][dim], not rotated yet; out: [top_k] indices of keys, rising,
+                                          exact floats; written for tokens at an index from top_k on. The best are taken: by
+                                          score descending, then index ascending */
+            buf_id weights;            /* [n_head] */
+            struct rope_spec rope;     /* of the first n_rot columns of a head */
+            int32_t n_head, dim, top_k, first_row; /* of the page: where its keys begin */
+            int16_t i_kind, i_in_kind;
+        } index;
         struct {                       /* in = the buffer of q; out: [n_head_v * dim_v]. A key head has n_head_v / n_head_k value
                                           heads: as many of v, z, b, a lie together */
             struct delta_part q, k, v, z, b, a;
@@ -167,6 +202,10 @@ struct plan_step {
             enum route_kind kind;
             bool normalise;            /* the chosen weights sum to 1 */
             const float *expert_scale; /* [n_expert]: then each times its expert's; NULL = none */
+            const float *choice_bias;  /* SIGMOID: [n_expert], counts for the choice alone */
+            int32_t n_group, n_group_used; /* SIGMOID: only experts of the best groups, by the sum of their two best, may be
+                                          chosen; n_group 1 = no groups */
+            float scale;               /* SIGMOID: of the weights, at last */
         } route;
         struct {                       /* in: linear input of gate and up; add_to: buffer that the sum is added to, or out */
             buf_id route;              /* what STEP_ROUTE wrote */
@@ -176,7 +215,7 @@ struct plan_step {
             int32_t n_expert, top_k, width;
             enum glu_kind kind;
             buf_id shared, shared_gate; /* an expert for all: its output [d] and its gate's logit [1]; the sum of the others
-                                           gets output * 1 / (1 + exp(-logit)); -1 = none */
+                                           gets output * 1 / (1 + exp(-logit)), without a gate the output; -1 = none */
         } experts;
     } u;
 };

@@ -34,7 +34,8 @@ struct kv_kind {
     int32_t head_dim;
     int format;          /* enum kv_format */
     int32_t state_floats; /* KIND_STATE: floats of one layer's state; else 0 */
-    size_t head_bytes;   /* one layer and KV head in one page: keys, then values; KIND_STATE: one layer's state */
+    size_t head_bytes;   /* one layer and KV head in one page: keys, then values; KIND_LATENT: head_dim rows of keys alone;
+                            KIND_STATE: one layer's state */
     size_t page_bytes;   /* one page of KV_PAGE_TOKENS tokens, all layers: n_layer * n_head_kv * head_bytes;
                             KIND_STATE: one state of all layers */
 };

@@ -195,7 +195,9 @@ static void check_greedy(const struct golden *g, struct run *r)
 #define CASE_STEP 1
 #endif
 
-static void check_label(const char *label)
+/* chooses: an indexer chooses keys. Where two are nearly alike a rounding makes it choose the other: a step, where all else has a
+ * slope. Tokens are then compared with float32 pages only, and 8 bits of activation give a few of the 40 keys away. */
+static void check_label_as(const char *label, bool chooses)
 {
     static const struct { enum fidelity_tier tier; int kv; double share, kl; bool greedy; } cases[] = {
         { TIER_F32, KV_F32, 1e-5, 1e-9, true },
@@ -216,12 +218,14 @@ static void check_label(const char *label)
             print_message("%-22s %-8s tier %d kv %2d: %.2g of max |logit|, mean KL %.2g\n", label, *level, (int)cases[c].tier,
                           cases[c].kv, share, mean_kl);
             assert_true(share <= cases[c].share);
-            assert_true(mean_kl <= cases[c].kl);
-            if (cases[c].greedy) check_greedy(&g, &r);
+            assert_true(mean_kl <= (chooses && cases[c].tier == TIER_L2 ? 0.3 : cases[c].kl));
+            if (cases[c].greedy && (!chooses || cases[c].kv == KV_F32)) check_greedy(&g, &r);
             run_close(&r);
         }
     golden_close(&g);
 }
+
+static void check_label(const char *label) { check_label_as(label, false); }
 
 /* ENG-014, ENG-015: teacher-forced rows equal the oracle's within the bound of the tier; the families below likewise. */
 /* REG-165 REG-175 */
@@ -272,6 +276,17 @@ static void test_qwen3_5_moe(void **state)
 }
 static void test_qwen3_next(void **state) { check_label("qwen3_next"); }
 
+/* MOD-036: attention over latents; sigmoid routers with groups. */
+static void test_deepseek_v3(void **state) { check_label("deepseek_v3"); }
+static void test_glm4_moe_lite(void **state) { check_label("glm4_moe_lite"); }
+/* MOD-036: indexers that choose keys; layers that share one. */
+static void test_deepseek_v32(void **state) { check_label_as("deepseek_v32", true); }
+static void test_glm_moe_dsa(void **state)
+{
+    check_label_as("glm_moe_dsa", true);
+    check_label_as("glm_moe_dsa-shared", true);
+}
+
 /* B-112: rope scaling as the config says, not half of it. */
 static void test_b112_rope_scalings(void **state)
 {
@@ -293,6 +308,8 @@ int main(void)
         cmocka_unit_test(test_gpt_oss), cmocka_unit_test(test_b113_fp_formats),
         cmocka_unit_test(test_gemma4), cmocka_unit_test(test_gemma4_moe),
         cmocka_unit_test(test_qwen3_5), cmocka_unit_test(test_qwen3_5_moe), cmocka_unit_test(test_qwen3_next),
+        cmocka_unit_test(test_deepseek_v3), cmocka_unit_test(test_glm4_moe_lite), cmocka_unit_test(test_deepseek_v32),
+        cmocka_unit_test(test_glm_moe_dsa),
         cmocka_unit_test(test_gemma2), cmocka_unit_test(test_b112_rope_scalings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

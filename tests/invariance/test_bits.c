@@ -143,6 +143,15 @@ static void test_diffusion_gemma_bits(void **state)
     check_family("diffusion_gemma");
     check_family("diffusion_gemma-4bit");
 }
+/* MOD-036: keys and values are never expanded, in a chunk of one token as in a long one; nor does the choice of an indexer, 40 keys
+ * here, depend on the chunk. */
+static void test_latent_bits(void **state)
+{
+    check_family("deepseek_v3");
+    check_family("glm4_moe_lite");
+    check_family("deepseek_v32");
+    check_family("glm_moe_dsa");
+}
 /* MOD-026: the recurrence is the same in chunks of any length */
 static void test_qwen3_5_bits(void **state) { check_family("qwen3_5"); }
 static void test_qwen3_5_moe_bits(void **state) { check_family("qwen3_5_moe"); }
@@ -184,6 +193,7 @@ int main(void)
         cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits), cmocka_unit_test(test_gemma4_bits),
         cmocka_unit_test(test_diffusion_gemma_bits),
         cmocka_unit_test(test_qwen3_5_bits), cmocka_unit_test(test_qwen3_5_moe_bits), cmocka_unit_test(test_qwen3_next_bits),
+        cmocka_unit_test(test_latent_bits),
     };
     return cmocka_run_group_tests(tests, load, store);
 }

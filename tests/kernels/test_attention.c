@@ -123,7 +123,7 @@ static void seq_attend(const struct cpu_kernels *t, const struct seq *s, int r0,
     for (int r = 0; r < n; r++) M[r] = -INFINITY;
     for (int sp = 0; sp < MAX_SPLITS; sp++) {
         struct kt_buf m = kt_alloc((size_t)n * 4), ls = kt_alloc((size_t)n * 4), o = kt_alloc((size_t)(n * ld_o) * 4),
-                      scratch = kt_alloc(attn_scratch_bytes(n, d));
+                      scratch = kt_alloc(attn_scratch_bytes(n, d, 0));
         memset(scratch.p, 0xff, scratch.size); /* NaN */
         int32_t *lo = malloc((size_t)n * 4), *hi = malloc((size_t)n * 4);
         struct attn_unit u = { .d = d, .n_rows = n, .q = (float *)s->q.p + r0 * d, .ld_q = d, .format = s->f, .vis_lo = lo,
@@ -242,7 +242,7 @@ static void bench_one(enum kv_format f, int64_t d, int n_row, const char *name)
     struct seq s = seq_make(f, d, 512, n_row, 0, 0.0f);
     for (int l = 0; l < n_level; l++) {
         struct kt_buf m = kt_alloc((size_t)n_row * 4), ls = kt_alloc((size_t)n_row * 4), o = kt_alloc((size_t)(n_row * d) * 4),
-                      scratch = kt_alloc(attn_scratch_bytes(n_row, d));
+                      scratch = kt_alloc(attn_scratch_bytes(n_row, d, 0));
         int32_t lo[64] = { 0 }, hi[64];
         for (int r = 0; r < n_row; r++) hi[r] = 512;
         struct attn_unit u = { .d = d, .n_rows = n_row, .q = (float *)s.q.p, .ld_q = d, .format = f, .vis_lo = lo, .vis_hi = hi,

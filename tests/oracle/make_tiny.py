@@ -126,6 +126,13 @@ QWEN3_5_MOE = dict(
     shared_expert_intermediate_size=64, norm_topk_prob=True,
     rope_parameters=dict(rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25))
 
+LATENT = dict(hidden_size=64, intermediate_size=96, moe_intermediate_size=32, num_attention_heads=4, num_key_value_heads=4,
+              n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, routed_scaling_factor=1.7, norm_topk_prob=True,
+              topk_method="noaux_tc", scoring_func="sigmoid", n_group=1, topk_group=1, moe_layer_freq=1, first_k_dense_replace=1,
+              qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=48, attention_bias=False)
+INDEXER = dict(index_n_heads=8, index_head_dim=32, index_topk=40)
+SIGMOID_ROUTERS = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa")
+
 # name -> (mlx_lm module, config, dtype of floats, global quantisation, per-module overrides, tokenizer, seed)
 FAMILIES = {
     "llama": dict(
@@ -332,7 +339,35 @@ FAMILIES = {
                     linear_num_value_heads=4, linear_key_head_dim=20, linear_value_head_dim=32, linear_conv_kernel_dim=3,
                     num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, shared_expert_intermediate_size=64,
                     norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1])),
+    # Latents. Groups of experts, yarn with both of its factors, biases; the embed_q of a head is 32 wide, the latent 48.
+    "deepseek_v3": dict(
+        module="deepseek_v3", dtype="bfloat16", quant=(4, 32), seed=1030, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 32, "bits": 8} if p.endswith(("embed_q", "embed_tokens"))
+        else {"group_size": 16, "bits": 6} if p.endswith("unembed_out") else True,
+        config=dict(BASE, **dict(LATENT, attention_bias=True, n_group=4, topk_group=2), model_type="deepseek_v3", architectures=["DeepseekV3ForCausalLM"], num_hidden_layers=3,
+                    q_lora_rank=96, kv_lora_rank=48, rms_norm_eps=1e-6, rope_theta=10000.0,
+                    rope_scaling=dict(type="yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32, beta_slow=1,
+                                      mscale=0.7, mscale_all_dim=1.0))),
+    "glm4_moe_lite": dict(
+        module="glm4_moe_lite", dtype="bfloat16", quant=(4, 32), seed=1031, files=bpe_files, norm_mean=1.0,
+        override=lambda p: True,
+        config=dict(BASE, **dict(LATENT, n_shared_experts=2), model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"],
+                    num_hidden_layers=2, q_lora_rank=None, kv_lora_rank=32, rms_norm_eps=1e-6, rope_theta=1000000.0, rope_scaling=None,
+                    partial_rotary_factor=1.0, tie_word_embeddings=False)),
+    # With indexers that choose 40 keys: half-split positions, and pairs.
+    "deepseek_v32": dict(
+        module="deepseek_v32", dtype="bfloat16", quant=(4, 32), seed=1035, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 32, "bits": 8} if "indexer" in p else True,
+        config=dict(BASE, **LATENT, **INDEXER, model_type="deepseek_v32", architectures=["DeepseekV32ForCausalLM"],
+                    num_hidden_layers=2, q_lora_rank=96, kv_lora_rank=32, rms_norm_eps=1e-6, rope_theta=10000.0, rope_scaling=None)),
+    "glm_moe_dsa": dict(
+        module="glm_moe_dsa", dtype="bfloat16", quant=(4, 32), seed=1041, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 32, "bits": 8} if "indexer" in p else True,
+        config=dict(BASE, **LATENT, **INDEXER, model_type="glm_moe_dsa", architectures=["GlmMoeDsaForCausalLM"], num_hidden_layers=2,
+                    q_lora_rank=96, kv_lora_rank=32, rms_norm_eps=1e-5, indexer_rope_interleave=True,
+                    rope_parameters=dict(rope_type="default", rope_theta=1000000.0))),
 }
+FLOAT32 = (".A_log", ".e_score_correction_bias")     # as published
 GEMMAS = ("gemma", "gemma2", "gemma3_text")
 
 
@@ -380,6 +415,10 @@ def draw(name, shape, spec, key):
         return 1.0 + norm(shape)
     if spec["module"] == "gpt_oss" and name.endswith(("gate_proj.weight", "up_proj.weight")):
         return 3.0 / shape[-1] ** 0.5 * norm(shape)     # some above the clamp
+    if name.endswith(".e_score_correction_bias"):
+        return 0.15 * norm(shape)
+    if spec["module"] in SIGMOID_ROUTERS and name.endswith(".gate.weight"):
+        return 1.5 / shape[-1] ** 0.5 * norm(shape)     # of which the sigmoid does not saturate
     if name.endswith((".gate.weight", ".router.weight", ".shared_expert_gate.weight")):
         return 4.0 / shape[-1] ** 0.5 * norm(shape)     # routers that decide
     gain = 1.3 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.6
@@ -425,7 +464,7 @@ def build(name):
     params = sorted(params, key=lambda kv: kv[0])
     keys = mx.random.split(mx.random.key(spec["seed"]), len(params))
     dtype = getattr(mx, spec["dtype"])
-    model.update(tree_unflatten([(k, draw(k, v.shape, spec, keys[i]).astype(mx.float32 if k.endswith(".A_log") else dtype))
+    model.update(tree_unflatten([(k, draw(k, v.shape, spec, keys[i]).astype(mx.float32 if k.endswith(FLOAT32) else dtype))
                                  for i, (k, v) in enumerate(params)]))
     mx.eval(model.parameters())
     if spec["quant"]:

@@ -132,10 +132,15 @@ def capped(x, cap):
     return cap * np.tanh(x / cap) if cap else x
 
 
+LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa")
+
+
 class Ref64:
     def __new__(cls, path, config_overrides=None):
         model_type = json.loads((Path(path) / "config.json").read_text())["model_type"]
-        return object.__new__(Gemma4 if cls is Ref64 and model_type.startswith("gemma4") else cls)
+        if cls is Ref64:
+            cls = Gemma4 if model_type.startswith("gemma4") else Latent if model_type in LATENT else cls
+        return object.__new__(cls)
 
     def __init__(self, path, config_overrides=None):
         path = Path(path)
@@ -472,6 +477,125 @@ class Gemma4(Ref64):
                 h = h + self.norm(self.linear(r, p + "per_layer_projection"), p + "post_per_layer_input_norm")
             h = h * self.w[p + "layer_scalar"].astype(np.float64)
         return capped(self.linear(self.norm(h, "model.norm"), "model.embed_tokens"), c["final_logit_softcapping"])
+
+
+class Latent(Ref64):
+    """Attention over latents, with keys and values expanded for every head; names as MLX has them."""
+
+    def unit(self, x, eps=None):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + (self.c["rms_norm_eps"] if eps is None else eps))
+
+    def low_norm(self, x, module):
+        return self.unit(x, 1e-6) * self.w[module + ".weight"].astype(np.float64)
+
+    def rope_of(self):
+        return self.c.get("rope_scaling") or self.c.get("rope_parameters") or {}
+
+    def rotate(self, x, interleaved):
+        """x: [n][heads][dims], of which the first qk_rope_head_dim turn."""
+        c, r, s = self.c, self.c["qk_rope_head_dim"], self.rope_of()
+        theta = s.get("rope_theta", c.get("rope_theta"))
+        f, m = rope_divisors(r, theta, s, c["max_position_embeddings"], np.arange(len(x)))
+        a = (np.arange(len(x))[:, None] / f)[:, None]
+        at = (np.s_[..., 0:r:2], np.s_[..., 1:r:2]) if interleaved else (np.s_[..., :r // 2], np.s_[..., r // 2:r])
+        out = x.copy()
+        p, q = x[at[0]] * m, x[at[1]] * m
+        out[at[0]], out[at[1]] = p * np.cos(a) - q * np.sin(a), q * np.cos(a) + p * np.sin(a)
+        return out
+
+    def choose(self, x, low, i, see):
+        """The keys that each query sees: the best index_topk of those before it."""
+        c, p, n = self.c, f"model.layers.{i}.self_attn.indexer.", len(x)
+        turned = c.get("indexer_rope_interleave", self.family == "glm_moe_dsa")
+        q = self.rotate(self.linear(low, p + "wq_b").reshape(n, c["index_n_heads"], -1), turned)
+        k = x @ self.weight(p + "wk").T
+        k = (k - k.mean(-1, keepdims=True)) / np.sqrt(k.var(-1, keepdims=True) + 1e-6)
+        k = k * self.w[p + "k_norm.weight"].astype(np.float64) + self.w[p + "k_norm.bias"].astype(np.float64)
+        k = self.rotate(k[:, None], turned)[:, 0]
+        s = np.maximum(np.einsum("nhd,kd->nhk", q, k), 0)
+        s = np.einsum("nhk,nh->nk", s, self.linear(x, p + "weights_proj"))
+        s = np.where(see, s, -np.inf)
+        out, top = see.copy(), c["index_topk"]
+        for row in range(top, n):
+            best = np.argsort(-s[row], kind="stable")
+            out[row] = False
+            out[row, best[:top]] = True
+            gap = (s[row, best[top - 1]] - s[row, best[top]]) / np.abs(s[row, :row + 1]).max()
+            self.index_margin = min(getattr(self, "index_margin", np.inf), gap)
+        return out
+
+    def shares(self, i):
+        pattern = self.c.get("index_topk_pattern")
+        return bool(pattern) and pattern[i] == "S"
+
+    def attention(self, x, i, cos, sin, window):
+        c, p, n = self.c, f"model.layers.{i}.self_attn.", len(x)
+        heads, nope, rope, rank, dv = (c[k] for k in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank",
+                                                      "v_head_dim"))
+        low = None
+        if c.get("q_lora_rank"):
+            low = self.low_norm(self.linear(x, p + "q_a_proj"), p + "q_a_layernorm")
+        q = (self.linear(x, p + "q_proj") if low is None else self.linear(low, p + "q_b_proj")).reshape(n, heads, nope + rope)
+        kv = self.linear(x, p + "kv_a_proj_with_mqa")
+        latent = self.low_norm(kv[:, :rank], p + "kv_a_layernorm")
+        k_rope = self.rotate(kv[:, None, rank:], True)[:, 0]
+        q_rope = self.rotate(np.ascontiguousarray(q[..., nope:]), True)
+        k = np.einsum("kl,hln->hkn", latent, self.weight(p + "embed_q"))
+        v = np.einsum("kl,hdl->hkd", latent, self.weight(p + "unembed_out"))
+        scale = (nope + rope) ** -0.5
+        s = self.rope_of()
+        if s.get("mscale_all_dim") and s.get("factor", 1) > 1:
+            scale *= (0.1 * s["mscale_all_dim"] * np.log(s["factor"]) + 1) ** 2
+        score = (np.einsum("qhn,hkn->hqk", q[..., :nope], k) + np.einsum("qhr,kr->hqk", q_rope, k_rope)) * scale
+        see = np.arange(n)[None] <= np.arange(n)[:, None]
+        if "index_topk" in c and not self.shares(i):
+            self.seen = self.choose(x, low, i, see)
+        if "index_topk" in c:
+            see = self.seen
+        a = softmax(np.where(see, score, -np.inf))
+        return self.linear(np.einsum("hqk,hkd->qhd", a, v).reshape(n, heads * dv), p + "o_proj")
+
+    def experts(self, x, i):
+        c, p = self.c, f"model.layers.{i}.mlp."
+        k, groups = c["num_experts_per_tok"], c["n_group"]
+        g = 1 / (1 + np.exp(-self.linear(x, p + "gate")))
+        by = g + self.w[p + "gate.e_score_correction_bias"].astype(np.float64)
+        gaps = [np.inf]
+        if groups > 1:
+            each = by.reshape(len(x), groups, -1)
+            value = np.sort(each, -1)[..., -2:].sum(-1)
+            rank = np.argsort(-value, -1, kind="stable")
+            srt = -np.sort(-value, -1)
+            gaps.append((srt[:, c["topk_group"] - 1] - srt[:, c["topk_group"]]).min())
+            out = np.zeros_like(value, bool)
+            np.put_along_axis(out, rank[:, c["topk_group"]:], True, -1)
+            by = np.where(out[..., None], -np.inf, each).reshape(by.shape)
+        chosen = np.argsort(-by, -1, kind="stable")[:, :k]
+        srt = -np.sort(-by, -1)
+        gaps.append((srt[:, k - 1] - srt[:, k]).min())
+        self.margin = min([getattr(self, "margin", np.inf), *gaps])
+        w = np.take_along_axis(g, chosen, -1)
+        if c["norm_topk_prob"] and k > 1:
+            w = w / w.sum(-1, keepdims=True)
+        w = w * c["routed_scaling_factor"]
+        gate, up, down = (self.weight(p + f"switch_mlp.{t}_proj") for t in ("gate", "up", "down"))
+        y = np.zeros_like(x)
+        for e in range(c["n_routed_experts"]):
+            row, slot = np.nonzero(chosen == e)
+            a = x[row] @ gate[e].T
+            y[row] += w[row, slot][:, None] * ((a / (1 + np.exp(-a)) * (x[row] @ up[e].T)) @ down[e].T)
+        if c.get("n_shared_experts"):
+            a, b = (self.linear(x, p + f"shared_experts.{t}_proj") for t in ("gate", "up"))
+            y = y + self.linear(a / (1 + np.exp(-a)) * b, p + "shared_experts.down_proj")
+        return y
+
+    def logits(self, ids):
+        h = self.weight("model.embed_tokens")[ids]
+        for i in range(self.c["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            h = h + self.attention(self.norm(h, p + "input_layernorm"), i, None, None, 0)
+            h = h + self.mlp(self.norm(h, p + "post_attention_layernorm"), i)
+        return self.linear(self.norm(h, "model.norm"), "lm_head")
 
 
 if __name__ == "__main__":

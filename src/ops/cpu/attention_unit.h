@@ -4,7 +4,8 @@
  * Rows go in blocks of up to R_MAX that share each loaded key or value. Per tile: scores of all blocks; then the maximum,
  * al, p and the lane sums of all rows; then the outputs. Rows of a block share the keys that all of them see; ragged keys
  * before and after go row by row, so the chain of each output stays in key order and a masked key is never multiplied.
- * Scratch, rows padded to 16: q packed by block, o, scores, lanes, m, dm, al.
+ * Scratch, rows padded to 16: q packed by block, o, scores, lanes, m, dm, al; for latents a tile of values.
+ * Latents are stored as keys alone; their values are the same numbers turned by 90 degrees, once a tile for all rows.
  */
 #ifndef OPS_CPU_ATTENTION_UNIT_H
 #define OPS_CPU_ATTENTION_UNIT_H
@@ -29,8 +30,9 @@ struct mk_args {
 
 struct work {
     const struct attn_unit *u;
-    int64_t dp;                     /* d rounded up to 64 */
+    int64_t dp, vp;                 /* widths of keys and of values rounded up to 64 */
     float *q, *o, *s, *lane, *m, *dm, *al;
+    uint8_t *v;                     /* latents: values of the tile */
     int n_block;
 };
 
@@ -85,15 +87,17 @@ static void work_init(struct work *w, const struct attn_unit *u)
     size_t rows = ((size_t)u->n_rows + 15) / 16 * 16;
     w->u = u;
     w->dp = (u->d + 63) / 64 * 64;
+    w->vp = u->d_latent > 0 ? (u->d_latent + 63) / 64 * 64 : w->dp;
     w->q = u->scratch;
     w->o = w->q + rows * (size_t)w->dp;
-    w->s = w->o + rows * (size_t)w->dp;
+    w->s = w->o + rows * (size_t)w->vp;
     w->lane = w->s + rows * ATTN_TILE;
     w->m = w->lane + rows * ATTN_LANES;
     w->dm = w->m + rows;
     w->al = w->dm + rows;
+    w->v = (uint8_t *)(w->al + rows);
     w->n_block = (u->n_rows + R_MAX - 1) / R_MAX;
-    memset(w->o, 0, (size_t)u->n_rows * (size_t)w->dp * 4);
+    memset(w->o, 0, (size_t)u->n_rows * (size_t)w->vp * 4);
     memset(w->lane, 0, rows * ATTN_LANES * 4);
     for (size_t r = 0; r < rows; r++) {
         w->m[r] = -INFINITY;
@@ -138,8 +142,8 @@ static void row_pv(struct work *w, int r, const uint8_t *v, int64_t blk, int lo,
 {
     size_t bb = 64 * row64_bytes(w->u->format);
     float one = 1.0f;
-    struct mk_args m = { w->s + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE, w->o + r * w->dp + 64 * blk,
-                         w->dp, al ? al : &one, NULL };
+    struct mk_args m = { w->s + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE, w->o + r * w->vp + 64 * blk,
+                         w->vp, al ? al : &one, NULL };
     mk_pv(w->u->format, 1, m);
 }
 
@@ -155,7 +159,7 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
         all.hi = each[r].hi < all.hi ? each[r].hi : all.hi;
     }
     bool shared = all.lo < all.hi;
-    for (int64_t blk = 0; blk < w->dp / 64; blk++) {
+    for (int64_t blk = 0; blk < w->vp / 64; blk++) {
         float scale[R_MAX];
         memcpy(scale, al, sizeof scale);
         for (int r = 0; r < R; r++) {
@@ -168,7 +172,7 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
         if (!shared) continue;
         size_t bb = 64 * row64_bytes(w->u->format);
         struct mk_args m = { w->s + r0 * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi, ATTN_TILE,
-                             w->o + r0 * w->dp + 64 * blk, w->dp, scale, next ? next + (size_t)blk * bb : NULL };
+                             w->o + r0 * w->vp + 64 * blk, w->vp, scale, next ? next + (size_t)blk * bb : NULL };
         mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)
             if (each[r].hi > all.hi) row_pv(w, r0 + r, v, blk, all.hi, each[r].hi, NULL);
@@ -182,10 +186,71 @@ FORCED void prefetch_lines(const uint8_t *p)
     for (int i = 0; i < PREFETCH_ROW_LINES; i++) __builtin_prefetch(p + 64 * i, 0, 3);
 }
 
+/* Which of 64 values stands at place p of a row. */
+FORCED int at_place(enum kv_format f, int p)
+{
+    return f == KV_BF16 ? (p & ~31) + ((p & 31) >> 1) + 16 * (p & 1) : p;
+}
+
+/* Eight rows of eight u16, turned. */
+FORCED void turn_8x8(const uint16_t *const in[8], uint16_t *const out[8])
+{
+    __m128i a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = _mm_loadu_si128((const __m128i *)(const void *)in[i]);
+    for (int i = 0; i < 4; i++) {
+        b[2 * i] = _mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) {
+            a[4 * i + 2 * j] = _mm_unpacklo_epi32(b[4 * i + j], b[4 * i + 2 + j]);
+            a[4 * i + 2 * j + 1] = _mm_unpackhi_epi32(b[4 * i + j], b[4 * i + 2 + j]);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm_storeu_si128((__m128i *)(void *)out[2 * i], _mm_unpacklo_epi64(a[i], a[4 + i]));
+        _mm_storeu_si128((__m128i *)(void *)out[2 * i + 1], _mm_unpackhi_epi64(a[i], a[4 + i]));
+    }
+}
+
+/* Values [ceil(d / 64)][64 keys][64 dims] of a tile of latents [d][64 keys]; dims behind d are zero. */
+static void latent_values(enum kv_format f, int64_t d, const uint8_t *k, uint8_t *v)
+{
+    static const uint16_t zero[64];
+    size_t rb = row64_bytes(f);
+    for (int64_t b = 0; b < d; b += 64, k += 64 * rb, v += 64 * rb) {
+        int n = d - b < 64 ? (int)(d - b) : 64;
+        if (f == KV_F32) {
+            for (int j = 0; j < 64; j++)
+                for (int i = 0; i < 64; i++) ((float *)(void *)v)[j * 64 + i] = i < n ? ((const float *)(const void *)k)[i * 64 + j] : 0.0f;
+            continue;
+        }
+        for (int p = 0; p < 64; p += 8)
+            for (int c = 0; c < 64; c += 8) {
+                const uint16_t *in[8];
+                uint16_t *out[8];
+                for (int i = 0; i < 8; i++) {
+                    int dim = at_place(f, p + i);
+                    in[i] = dim < n ? (const uint16_t *)(const void *)(k + (size_t)dim * rb) + c : zero;
+                    out[i] = (uint16_t *)(void *)(v + (size_t)at_place(f, c + i) * rb) + p;
+                }
+                turn_8x8(in, out);
+            }
+    }
+}
+
+/* The values of tile t: behind its keys, or made of its latents. */
+static const uint8_t *tile_values(struct work *w, int t)
+{
+    const struct attn_unit *u = w->u;
+    if (u->d_latent == 0) return u->page[t] + (size_t)u->d * row64_bytes(u->format);
+    latent_values(u->format, u->d_latent, u->page[t], w->v);
+    return w->v;
+}
+
 static void tile_run(struct work *w, int t)
 {
     const struct attn_unit *u = w->u;
-    const uint8_t *k = u->page[t], *v = k + (size_t)u->d * row64_bytes(u->format);
+    const uint8_t *k = u->page[t], *v = tile_values(w, t);
     const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : u->page_after;
     bool few = u->n_rows <= 16; /* decode: the memory is what counts; the first block prefetches */
     for (int i = 0; i < w->n_block; i++) {
@@ -222,10 +287,37 @@ FORCED void unit_run(const struct attn_unit *u)
     for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++)
         if (u->page[t] && block_sees(u, 0, u->n_rows, t)) tile_run(&w, t);
     for (int r = 0; r < u->n_rows; r++) {
-        const float *o = w.o + r * w.dp;
+        const float *o = w.o + r * w.vp;
         u->m[r] = w.m[r];
         u->ls[r] = row_sum(w.lane + r * ATTN_LANES);
-        for (int64_t d = 0; d < u->d; d++) u->o[r * u->ld_o + d] = o[d] + 0.0f;
+        for (int64_t d = 0; d < (u->d_latent > 0 ? u->d_latent : u->d); d++) u->o[r * u->ld_o + d] = o[d] + 0.0f;
+    }
+}
+
+/* --- the indexer --- */
+
+FORCED void index_run(const struct index_unit *u)
+{
+    float *q = u->scratch, *s = q + ((size_t)u->n_head * (size_t)u->d + 15) / 16 * 16;
+    int n_block = (u->n_head + R_MAX - 1) / R_MAX;
+    for (int i = 0; i < n_block; i++) {
+        int r0 = u->n_head * i / n_block, R = u->n_head * (i + 1) / n_block - r0;
+        for (int r = 0; r < R; r++)
+            for (int64_t d = 0; d < u->d; d++) q[r0 * u->d + d * R + r] = u->q[(r0 + r) * u->d + d];
+    }
+    for (int t = 0; t * ATTN_TILE < u->n_keys; t++) {
+        float *out = u->out + t * ATTN_TILE;
+        for (int j = 0; j < ATTN_TILE; j++) out[j] = 0.0f;
+        for (int i = 0; i < n_block; i++) {
+            int r0 = u->n_head * i / n_block, R = u->n_head * (i + 1) / n_block - r0;
+            struct mk_args m = { q + r0 * u->d, 0, 0, u->page[t], 0, u->d, u->d, s, ATTN_TILE, NULL, NULL };
+            mk_qk(u->format, R, m);
+            for (int r = 0; r < R; r++)
+                for (int j = 0; j < ATTN_TILE; j++) {
+                    float x = s[r * ATTN_TILE + j];
+                    out[j] = __builtin_fmaf(u->w[r0 + r], x > 0.0f ? x : 0.0f, out[j]);
+                }
+        }
     }
 }
 

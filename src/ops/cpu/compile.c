@@ -77,6 +77,9 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, u
     c->sample_rows = base ? (struct sample_row *)(base + at) : NULL;
     at = take(&off, (size_t)p->n_draw_max * 2 * (size_t)sample_blocks(p->n_vocab) * sizeof(float));
     c->sample_blocks = base ? (float *)(base + at) : NULL;
+    c->index.token = take_ints(base, &off, cpu_index_scores_bytes(p, 2) > 0 ? p->m_max : 0);
+    at = take(&off, cpu_index_scores_bytes(p, n_threads));
+    c->index.scores = base ? (float *)(base + at) : NULL;
     c->attn_partials_bytes = cpu_attn_partials_bytes(p, n_threads);
     at = take(&off, c->attn_partials_bytes);
     c->attn_partials = base ? base + at : NULL;
@@ -169,7 +172,7 @@ static const char *weight_form(const struct weight *w, char out[24])
 
 void cpu_describe_step(struct compiled *c, int32_t i_step, char *text, size_t cap)
 {
-    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "delta", "glu", "route", "experts", "draws", "sample",
+    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "heads", "latent", "index", "delta", "glu", "route", "experts", "draws", "sample",
                                      "signal", "expect" };
     const struct plan_step *s = &c->plan->steps[i_step];
     static const char *const forms[] = { "f32", "q8", "q16" };
@@ -181,6 +184,9 @@ void cpu_describe_step(struct compiled *c, int32_t i_step, char *text, size_t ca
             n += (size_t)snprintf(text + n, cap - n, " %s[%lldx%lld]->%s", weight_form(s->u.linear.part[i].w, form),
                                   (long long)s->u.linear.part[i].w->n, (long long)s->u.linear.part[i].w->k,
                                   c->plan->bufs[s->u.linear.part[i].out].name);
+    if (s->op == STEP_HEADS && n < cap)
+        n += (size_t)snprintf(text + n, cap - n, " %d of %s[%lldx%lld]", s->u.heads.n_head, weight_form(s->u.heads.w, form),
+                              (long long)(s->u.heads.w->n / s->u.heads.n_head), (long long)s->u.heads.w->k);
     if (s->op == STEP_EXPERTS && n < cap) {
         n += (size_t)snprintf(text + n, cap - n, " %d of %d, %s[%dx%lld]", s->u.experts.top_k, s->u.experts.n_expert,
                               weight_form(s->u.experts.gate, form), s->u.experts.width, (long long)s->u.experts.gate->k);

@@ -98,6 +98,14 @@ struct cpu_moe {
     float *acc;                 /* [m_max][d_model] sums between rounds; NULL: no layer has offloaded experts */
 };
 
+/* Scores of an indexer of the open layer (step_index.c), where a token's splits are dealt out: tokens that choose. */
+struct cpu_index {
+    int32_t *token;             /* [m_max] tokens at an index from top_k on, rising */
+    int32_t n_token, n_split;   /* n_split: of the one with the most keys; 0: a tile is a token */
+    float *scores;              /* [CPU_ATTN_SPLIT_TILES * n_threads][whole splits of n_context] */
+    size_t ld;
+};
+
 struct compiled;
 struct cpu_pass;
 /* See base/threads.h: tiles of the pass for the batch at hand; *bounds may be set. */
@@ -158,6 +166,7 @@ struct compiled {
     struct cpu_batch batch;
     struct cpu_lora lora;
     struct cpu_moe moe;
+    struct cpu_index index;
     struct ops_step_stats stats;
 };
 
@@ -237,6 +246,17 @@ int64_t cpu_experts_down_open(struct compiled *c, const struct cpu_pass *p, int 
 void cpu_experts_down_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
 bool cpu_experts_again(struct compiled *c, const struct cpu_pass *p);
 size_t cpu_experts_scratch_bytes(const struct plan *p, const struct plan_step *s);
+/* step_latent.c: a token's share of STEP_LATENT; the linear inputs of STEP_HEADS, and its products. */
+void cpu_latent_row(struct compiled *c, const struct plan_step *s, int64_t i, float *tmp);
+void cpu_heads_row(struct compiled *c, const struct plan_step *s, int64_t i);
+int64_t cpu_heads_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_heads_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+/* step_index.c */
+int64_t cpu_index_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
+void cpu_index_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);
+size_t cpu_index_scratch_bytes(const struct plan *p, const struct plan_step *s);
+/* Bytes of index.scores; 0: this plan has no indexer, or one thread. */
+size_t cpu_index_scores_bytes(const struct plan *p, int n_threads);
 /* step_delta.c */
 int64_t cpu_delta_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
 void cpu_delta_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread);

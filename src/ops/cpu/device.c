@@ -67,7 +67,8 @@ void cpu_kv_sizes(struct device *d, struct kv_kind *k)
     (void)d;
     bool state = k->type == KIND_STATE;
     k->head_bytes = state ? ((size_t)k->state_floats * sizeof(float) + 63) / 64 * 64
-                          : kv_head_bytes((enum kv_format)k->format, k->head_dim);
+                    : k->type == KIND_LATENT ? kv_latent_bytes((enum kv_format)k->format, k->head_dim)
+                                             : kv_head_bytes((enum kv_format)k->format, k->head_dim);
     size_t bytes = k->head_bytes * (size_t)(state ? 1 : k->n_head_kv) * (size_t)k->n_layer;
     k->page_bytes = (bytes + KV_PAGE_UNIT - 1) / KV_PAGE_UNIT * KV_PAGE_UNIT;
 }

@@ -86,15 +86,20 @@ typedef void (*cpu_matmul_fn)(const struct cpu_weight *w, int64_t blk0, int64_t 
 /* Attention: key pages. One page = 64 keys of one kind; inside it the area of one layer and KV head is
  *   K: [d][64 keys], then V: [ceil(d/64)][64 keys][64 dims] (the tail of the last V block is zero).
  *   KV_F32: floats. KV_F16: halves, natural order. KV_BF16: inside each 32 values, value i sits in the low half and
- *   value 16 + i in the high half of dword i. */
+ *   value 16 + i in the high half of dword i.
+ * Latents (KIND_LATENT): the area of a layer is keys alone, [rows][64 keys]: the compressed latent, the rotated part, then what
+ *   an indexer has; the latent is also the value. */
 #define ATTN_SPLIT 512  /* S: keys of a split, anchored at index 0 */
 #define ATTN_TILE 64    /* T */
 #define ATTN_LANES 16   /* L */
 size_t kv_head_bytes(enum kv_format f, int64_t d); /* K and V of one layer and KV head in one page */
+size_t kv_latent_bytes(enum kv_format f, int64_t n_rows); /* latents of one layer in one page */
 
 /* One unit of attention: R query rows of one KV head against one split. */
 struct attn_unit {
     int64_t d;
+    int64_t d_latent;             /* 0: values lie behind the keys, d wide. Else pages hold latents, and a key's value is its
+                                     first d_latent elements */
     int n_rows;                   /* any number >= 1 */
     const float *q;               /* [n_rows][d], already times c = (float)(log2(e) * scale); ld_q floats apart */
     int64_t ld_q;
@@ -106,11 +111,27 @@ struct attn_unit {
                                      [0, 512); lo >= hi: the row sees nothing here */
     float softcap;                /* 0 = none: s = cap * tanh(s / cap) before log2(e); c is then (float)scale */
     float *m, *ls;                /* [n_rows] out: maximum (-inf: none) and sum */
-    float *o;                     /* [n_rows][ld_o] out, unnormalised, + 0.0f applied */
+    float *o;                     /* [n_rows][ld_o] out, as wide as a value, unnormalised, + 0.0f applied */
     int64_t ld_o;
-    void *scratch;                /* attn_scratch_bytes(n_rows, d), 64-byte aligned */
+    void *scratch;                /* attn_scratch_bytes(n_rows, d, d_latent), 64-byte aligned */
 };
-size_t attn_scratch_bytes(int n_rows, int64_t d);
+size_t attn_scratch_bytes(int n_rows, int64_t d, int64_t d_latent);
+
+/* What an indexer thinks of the keys of one split, for one query:
+ *   s_h[j] = dot of q[h] and key j, one fma chain over d from +0;  out[j] = fma(w[h], s_h[j] > 0 ? s_h[j] : 0, out[j]), h rising
+ *   from +0. */
+struct index_unit {
+    int64_t d;
+    int n_head;
+    const float *q;               /* [n_head][d] */
+    const float *w;               /* [n_head] */
+    const uint8_t *page[ATTN_SPLIT / KV_PAGE_TOKENS]; /* the indexer's rows of each page: [d][64 keys] */
+    enum kv_format format;
+    int n_keys;                   /* of the split, 1 .. ATTN_SPLIT; pages behind them are not read */
+    float *out;                   /* [ATTN_SPLIT]; what belongs to no key means nothing */
+    void *scratch;                /* index_scratch_bytes(n_head, d), 64-byte aligned */
+};
+size_t index_scratch_bytes(int n_head, int64_t d);
 
 /* The delta rule of one value head on n_tok tokens in order; column v of the state never meets another:
  *   chains c = 0..3 from +0: m_c = fma(s[k][v] * g, key[k], m_c), k = c, c + 4, ..; d = (x[v] - ((m0 + m1) + (m2 + m3))) * beta
@@ -170,6 +191,8 @@ struct cpu_kernels {
 
     /* Write K and V of one token (d floats each) into slot `i_key` (0..63) of a page area, rounded to nearest even. */
     void (*kv_write)(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area);
+    /* Write n values of one token as the column `i_key` of a latent area, rounded to nearest even. */
+    void (*latent_write)(enum kv_format f, int64_t n, int i_key, const float *x, uint8_t *area);
     /* Read back (tests, tools). */
     void (*kv_read)(enum kv_format f, int64_t d, int i_key, const uint8_t *area, float *k, float *v);
 
@@ -178,6 +201,7 @@ struct cpu_kernels {
     void (*attend_merge)(int64_t d, float m, float ls, const float *o, float *M, float *Lt, float *O);
     /* out[d] = O[d] * inv, inv = 1/Lt, 0 when Lt == 0. */
     void (*attend_finish)(int64_t d, float Lt, const float *O, float *out);
+    void (*index_scores)(const struct index_unit *u);
 
     /* Vocabulary. Blocks of 1024 ids, 16 lanes inside a block (lane = id % 16), block sums added in block order.
      * vocab_max: max and argmax (lowest id at ties) of x[n]; *finite false if a NaN or +inf is met (the
@@ -221,6 +245,7 @@ struct pack_source {
     enum dtype dt;            /* of scales and biases, or of the elements */
     int64_t n, k;
     const void *w, *scales, *biases;
+    bool turned;              /* the file has [k][n], quantised along n; n is whole groups */
     int64_t row_step;         /* row o of the matrix is row o * row_step of the file; 0 = 1 */
 };
 void cpu_pack_blocks(const struct pack_source *src, int64_t blk0, int64_t blk1, uint8_t *dst);

@@ -37,7 +37,7 @@ static mb_status plan_check(const struct pack_source *src, mb_error *err)
         return mb_fail(err, MB_UNSUPPORTED, "quantisation %s with %d bits in groups of %d; supported: affine 2, 3, 4, 5, "
                        "6, 8 bits in groups of 16, 32, 64, 128; mxfp4 and mxfp8 in groups of 32; nvfp4 in groups of 16 "
                        "(convert the checkpoint again with one of these)", quant_mode_name(q->mode), b, g);
-    if (src->k % g != 0)
+    if (!src->turned && src->k % g != 0)
         return mb_fail(err, MB_BAD_FORMAT, "a row of %lld weights is not a multiple of its group of %d",
                        (long long)src->k, g);
     return MB_OK;
@@ -60,6 +60,10 @@ mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, m
     case QUANT_MXFP8: out->type = CPU_W_F; out->dt = DT_BF16; break;
     case QUANT_AFFINE: out->dt = src->dt; out->type = affine_type(&src->spec); break;
     default: out->type = CPU_W_Q8; out->dt = DT_BF16; break;
+    }
+    if (src->turned && src->spec.mode != QUANT_NONE) {
+        out->type = CPU_W_F;
+        out->dt = DT_F32;
     }
     out->g = out->type == CPU_W_F ? 0 : src->spec.group_size;
     out->block_bytes = cpu_weight_block_bytes(out->type, out->dt, out->g, out->k);
@@ -204,6 +208,30 @@ float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k)
     return fmaf(scale * 0.5f, code, scale * -6.0f); /* as the packed form has it: a zero is +0 under a negative scale too */
 }
 
+/* Sixteen rows of a matrix that the file has turned: they are columns of its rows, from column `first` on. */
+static void block_turned(const struct pack_source *src, int64_t first, int n_rows, uint8_t *block)
+{
+    const struct quant_spec *q = &src->spec;
+    size_t e = elem_bytes(src->dt), words = (size_t)quant_row_words(q, src->n);
+    for (int64_t k = 0; k < src->k; k++) {
+        if (q->mode == QUANT_NONE) {
+            memcpy(block + e * (size_t)(k * 16), (const uint8_t *)src->w + e * (size_t)(k * src->n + first), e * (size_t)n_rows);
+            continue;
+        }
+        float v[16] = { 0 };
+        struct pack_source row = *src;
+        row.k = src->n; /* as the file has it */
+        for (int r = 0; r < n_rows && q->mode != QUANT_AFFINE; r++) v[r] = cpu_fp_value(&row, k, first + r);
+        for (int r = 0; r < n_rows && q->mode == QUANT_AFFINE; r++) {
+            int64_t at = first + r, group = k * (src->n / q->group_size) + at / q->group_size;
+            uint64_t bits = eight_codes((const uint8_t *)src->w + 4 * words * (size_t)k, q->bits, at / 8);
+            float code = (float)((bits >> (q->bits * (at % 8))) & ((1u << q->bits) - 1));
+            v[r] = fmaf(code, dtype_float_at(src->scales, src->dt, group), dtype_float_at(src->biases, src->dt, group));
+        }
+        memcpy(block + 4 * (k * 16), v, 4 * 16);
+    }
+}
+
 static void row_quantised(const struct pack_source *src, const struct cpu_weight *w, int64_t row, uint8_t *block, int r)
 {
     size_t codes = (size_t)w->g * (w->type == CPU_W_Q4 ? 8 : 16), group = codes + 32 * elem_bytes(w->dt);
@@ -224,6 +252,10 @@ void cpu_pack_blocks(const struct pack_source *src, int64_t blk0, int64_t blk1, 
     for (int64_t b = blk0; b < blk1; b++, dst += w.block_bytes) {
         int64_t left = src->n - 16 * b;
         if (left < 16 || w.type == CPU_W_F) memset(dst, 0, w.block_bytes);
+        if (src->turned) {
+            block_turned(src, 16 * b, left < 16 ? (int)left : 16, dst);
+            continue;
+        }
         for (int r = 0; r < 16 && r < left; r++) {
             if (w.type == CPU_W_F)
                 row_float(src, (16 * b + r) * step, dst, r);

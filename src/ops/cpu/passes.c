@@ -4,6 +4,7 @@
  *   gate and up, then the glu   one pass: a tile computes its columns of both, applies the activation and quantises
  *   rope_kv, then attend        one barrier when every row is one token (the tile of a KV head rotates its own heads)
  *   delta                       one pass: a key head of a row goes through the row's tokens alone (step_delta.c)
+ *   heads                       two passes: linear inputs of each head, then the products (step_latent.c)
  *   experts                     two passes: gate, up and activation; down and the sum by weight (step_moe.c); offloaded ones go
  *                               through both in rounds, when not all of them fit the cache
  *   embed, norm, draws          no barrier for small batches: the thread that opens does them alone
@@ -219,6 +220,12 @@ static int32_t add_steps(struct builder *b, const struct plan_step *s, int32_t n
     case STEP_DELTA:
         add_pass(b, s, cpu_delta_open, cpu_delta_tile);
         if (!cpu_delta_whole_groups(b->c, s)) add_pass(b, s, cpu_rows_open, cpu_rows_tile);
+        return 1;
+    case STEP_LATENT: add_pass(b, s, cpu_rows_open, cpu_rows_tile); return 1;
+    case STEP_INDEX: add_pass(b, s, cpu_index_open, cpu_index_tile); return 1;
+    case STEP_HEADS:
+        add_pass(b, s, cpu_rows_open, cpu_rows_tile);
+        add_pass(b, s, cpu_heads_open, cpu_heads_tile);
         return 1;
     case STEP_GLU: add_pass(b, s, cpu_glu_open, cpu_glu_tile); return 1;
     case STEP_ROUTE: add_pass(b, s, cpu_route_open, cpu_route_tile); return 1;

@@ -280,7 +280,7 @@ mb_status cpu_probe(struct device *d, double seconds, struct ops_rates *out, mb_
     int n = pool_n_threads(d->pool);
     size_t act_bytes = ROWS * act_row_bytes(ACT_F32, VALUES, GROUP), values_bytes = VOCAB * sizeof(float);
     memset(out, 0, sizeof *out);
-    p.thread_bytes = (sizeof(struct probe_thread) + attn_scratch_bytes(TILE_QUERIES, HEAD) + 4095) / 4096 * 4096;
+    p.thread_bytes = (sizeof(struct probe_thread) + attn_scratch_bytes(TILE_QUERIES, HEAD, 0) + 4095) / 4096 * 4096;
     size_t rest = (size_t)n * p.thread_bytes + act_bytes + values_bytes;
     p.mem = huge_map(p.size_bytes, false);
     p.threads = huge_map(rest, false);

@@ -23,11 +23,23 @@ size_t kv_head_bytes(enum kv_format f, int64_t d)
     return rows * 64 * (f == KV_F32 ? 4 : 2);
 }
 
-/* Per row: q and o padded to 64 floats, a tile of scores, the lanes, eight scalars. Rows are rounded up to whole vectors. */
-size_t attn_scratch_bytes(int n_rows, int64_t d)
+size_t kv_latent_bytes(enum kv_format f, int64_t n_rows)
 {
-    size_t rows = round_up((size_t)n_rows, 16);
-    return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8) * sizeof(float) + 256;
+    return (size_t)n_rows * 64 * (f == KV_F32 ? 4 : 2);
+}
+
+/* Per row: q and o padded to 64 floats, a tile of scores, the lanes, eight scalars. Rows are rounded up to whole vectors. With
+ * latents a tile of values. */
+size_t attn_scratch_bytes(int n_rows, int64_t d, int64_t d_latent)
+{
+    size_t rows = round_up((size_t)n_rows, 16), values = ATTN_TILE * round_up((size_t)d_latent, 64) * sizeof(float);
+    return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8) * sizeof(float) + values + 256;
+}
+
+/* q packed by block, and a tile of scores of as many heads as go together. */
+size_t index_scratch_bytes(int n_head, int64_t d)
+{
+    return round_up((size_t)n_head * (size_t)d, 16) * sizeof(float) + 8 * ATTN_TILE * sizeof(float) + 256;
 }
 
 static size_t dtype_bytes(enum dtype dt)

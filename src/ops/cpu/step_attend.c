@@ -8,6 +8,8 @@
  * Whoever has the output of a tile also writes it as linear inputs, when a KV head's share holds whole groups of them.
  * In a batch of single tokens a unit first rotates its own q heads, and the unit of the last split (the only one that
  * sees the token's own key) writes K and V. With more threads than units the query heads of a group are dealt out as well.
+ * Where an indexer has chosen a token's keys, those are gathered, in order of their index, and take the place of the sequence:
+ * what a query sees, and in which order, is still a function of its index and the keys before it alone.
  */
 #include <math.h>
 #include <string.h>
@@ -16,10 +18,21 @@
 
 #define ATTN_ROWS 48
 
+/* Does a query at index i see chosen keys alone? Those are then its sequence: key j of it is the j-th of the list. */
+static bool chooses(const struct plan_step *s, int32_t i)
+{
+    return s->u.attend.chosen >= 0 && i >= s->u.attend.top_k;
+}
+
 /* What a query at sequence index i may see: one interval, by (index, window, spans) alone. */
 static void visible(const struct plan_step *s, const struct row *r, int32_t i, int32_t *lo, int32_t *hi)
 {
     if (!s->u.attend.causal) i = r->i_first;
+    if (chooses(s, i)) {
+        *lo = 0;
+        *hi = s->u.attend.top_k;
+        return;
+    }
     *hi = s->u.attend.causal ? i + 1 : r->i_first + r->n;
     *lo = s->u.attend.window > 0 && i + 1 > s->u.attend.window ? i + 1 - s->u.attend.window : 0;
     for (int32_t k = 0; k < r->n_two_way; k++)
@@ -37,6 +50,7 @@ struct tile {
 
 static int32_t tile_tokens(const struct plan_step *s)
 {
+    if (s->u.attend.chosen >= 0) return 1; /* each token has keys of its own */
     int32_t group = s->u.attend.n_head / s->u.attend.n_head_kv;
     return group >= ATTN_ROWS ? 1 : ATTN_ROWS / group;
 }
@@ -86,12 +100,14 @@ struct attn_scratch {
     float *q, *o, *O;        /* [ATTN_ROWS or group][d] */
     float *m, *ls, *M, *Lt;
     int32_t *lo, *hi;
+    uint8_t *chosen;         /* chosen keys of a split, as pages; NULL where a layer sees all */
     void *unit;
 };
 
-static size_t lay_attn_scratch(struct attn_scratch *a, uint8_t *base, int64_t rows, int64_t d)
+static size_t lay_attn_scratch(struct attn_scratch *a, uint8_t *base, const struct plan_step *s, int64_t rows)
 {
     size_t off = 0;
+    int64_t d = s->u.attend.head_dim;
     float **mats[] = { &a->q, &a->o, &a->O };
     float **vecs[] = { &a->m, &a->ls, &a->M, &a->Lt };
     for (int i = 0; i < 3; i++) { *mats[i] = (float *)(base + off); off += (size_t)(rows * d) * sizeof(float); }
@@ -99,8 +115,10 @@ static size_t lay_attn_scratch(struct attn_scratch *a, uint8_t *base, int64_t ro
     a->lo = (int32_t *)(base + off); off += ((size_t)rows * 4 + 63) / 64 * 64;
     a->hi = (int32_t *)(base + off); off += ((size_t)rows * 4 + 63) / 64 * 64;
     off = (off + 63) / 64 * 64;
+    a->chosen = base + off;
+    if (s->u.attend.chosen >= 0) off += ATTN_SPLIT / KV_PAGE_TOKENS * kv_latent_bytes(KV_F32, d);
     a->unit = base + off;
-    return off + attn_scratch_bytes((int)rows, d);
+    return off + attn_scratch_bytes((int)rows, d, s->u.attend.latent ? s->u.attend.value_dim : 0);
 }
 
 static int64_t attn_rows_max(const struct plan_step *s)
@@ -123,7 +141,54 @@ static void load_q(const struct compiled *c, const struct plan_step *s, const st
                (size_t)(t->group * d) * sizeof(float));
 }
 
-/* Rows of tile t against split i_split: m, ls [n_rows], o [n_rows][d]. */
+/* Where element `index` of a row of 64 stands, in elements. */
+static int place(enum kv_format f, int32_t index)
+{
+    int i = index % KV_PAGE_TOKENS;
+    return f == KV_BF16 ? (i & ~31) + 2 * (i & 15) + ((i >> 4) & 1) : i;
+}
+
+/* Chosen keys [first, first + n) of the tile's token, as pages at a->chosen; elements keep their bits. */
+static void gather_chosen(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t first, int32_t n,
+                          uint8_t *pages)
+{
+    enum kv_format f = (enum kv_format)c->plan->kinds[s->u.attend.i_kind].format;
+    int64_t d = s->u.attend.head_dim;
+    size_t page_bytes = kv_latent_bytes(f, d), size = f == KV_F32 ? 4 : 2, row = size * KV_PAGE_TOKENS;
+    const float *list = cpu_row_f32(c, s->u.attend.chosen, c->batch.row_first[t->i_row] + t->tok0) + first;
+    for (int32_t j = 0; j < n; j++) {
+        int32_t index = (int32_t)list[j];
+        const uint8_t *from = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv, index);
+        uint8_t *to = pages + (size_t)(j / KV_PAGE_TOKENS) * page_bytes + size * (size_t)place(f, j);
+        if (!from) continue; /* the row fails: STEP_LATENT has seen to it */
+        from += size * (size_t)place(f, index);
+        for (int64_t i = 0; i < d; i++) memcpy(to + (size_t)i * row, from + (size_t)i * row, size);
+    }
+}
+
+/* Pages of a split for the kernel, and where it will go on. */
+static void set_pages(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i_split,
+                      const struct attn_scratch *a, struct attn_unit *u)
+{
+    int32_t base = i_split * ATTN_SPLIT, left = s->u.attend.top_k - base;
+    if (chooses(s, t->row->i_first + t->tok0)) {
+        size_t page_bytes = kv_latent_bytes(u->format, u->d);
+        gather_chosen(c, s, t, base, left < ATTN_SPLIT ? left : ATTN_SPLIT, a->chosen);
+        for (int j = 0; j < ATTN_SPLIT / KV_PAGE_TOKENS; j++) u->page[j] = a->chosen + (size_t)j * page_bytes;
+        return;
+    }
+    for (int j = 0; j < ATTN_SPLIT / KV_PAGE_TOKENS; j++)
+        u->page[j] = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv,
+                                base + j * KV_PAGE_TOKENS);
+    /* The next split of this head, else the first of the next head. */
+    if (i_split + 1 < t->split1)
+        u->page_after = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv, base + ATTN_SPLIT);
+    else if (t->i_head_kv + 1 < s->u.attend.n_head_kv)
+        u->page_after = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv + 1,
+                                    t->split0 * ATTN_SPLIT);
+}
+
+/* Rows of tile t against split i_split: m, ls [n_rows], o [n_rows][value_dim]. */
 static void run_unit(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i_split,
                      const float *q, const struct attn_scratch *a, float *m, float *ls, float *o)
 {
@@ -131,7 +196,8 @@ static void run_unit(const struct compiled *c, const struct plan_step *s, const 
     int32_t base = i_split * ATTN_SPLIT;
     struct attn_unit u = { .d = d, .n_rows = t->n_rows, .q = q, .ld_q = d, .vis_lo = a->lo, .vis_hi = a->hi,
                            .format = (enum kv_format)c->plan->kinds[s->u.attend.i_kind].format,
-                           .softcap = s->u.attend.softcap, .m = m, .ls = ls, .o = o, .ld_o = d, .scratch = a->unit };
+                           .d_latent = s->u.attend.latent ? s->u.attend.value_dim : 0, .softcap = s->u.attend.softcap, .m = m,
+                           .ls = ls, .o = o, .ld_o = s->u.attend.value_dim, .scratch = a->unit };
     for (int32_t k = 0; k < t->n_tok; k++) {
         int32_t lo, hi;
         visible(s, t->row, t->row->i_first + t->tok0 + k, &lo, &hi);
@@ -142,15 +208,7 @@ static void run_unit(const struct compiled *c, const struct plan_step *s, const 
             a->hi[k * t->group + g] = hi;
         }
     }
-    for (int j = 0; j < ATTN_SPLIT / KV_PAGE_TOKENS; j++)
-        u.page[j] = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv,
-                                base + j * KV_PAGE_TOKENS);
-    /* The next split of this head, else the first of the next head. */
-    if (i_split + 1 < t->split1)
-        u.page_after = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv, base + ATTN_SPLIT);
-    else if (t->i_head_kv + 1 < s->u.attend.n_head_kv)
-        u.page_after = cpu_kv_area(c, t->row, s->u.attend.i_kind, s->u.attend.i_in_kind, t->i_head_kv + 1,
-                                   t->split0 * ATTN_SPLIT);
+    set_pages(c, s, t, i_split, a, &u);
     c->dev->kernels.attend_unit(&u);
 }
 
@@ -158,7 +216,7 @@ static float *out_row(const struct compiled *c, const struct plan_step *s, const
 {
     int32_t token = c->batch.row_first[t->i_row] + t->tok0 + i / t->group;
     return cpu_row_f32(c, s->out, token) +
-           (int64_t)(t->head0 + i % t->group) * s->u.attend.head_dim;
+           (int64_t)(t->head0 + i % t->group) * s->u.attend.value_dim;
 }
 
 /* The sink of row i's head, behind all splits: a split of one key with the value 0 (zeros: d of them). */
@@ -166,14 +224,14 @@ static void merge_sink(const struct compiled *c, const struct plan_step *s, cons
                        float *M, float *Lt, float *O)
 {
     if (!s->u.attend.sinks) return;
-    c->dev->kernels.attend_merge(s->u.attend.head_dim, s->u.attend.sinks[t->head0 + i % t->group], 1.0f, zeros, M, Lt, O);
+    c->dev->kernels.attend_merge(s->u.attend.value_dim, s->u.attend.sinks[t->head0 + i % t->group], 1.0f, zeros, M, Lt, O);
 }
 
 /* Row i of the tile is complete: its output, through the gate where there is one. */
 static void finish_row(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i, float Lt, const float *O)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t d = s->u.attend.head_dim;
+    int64_t d = s->u.attend.value_dim;
     float *out = out_row(c, s, t, i);
     k->attend_finish(d, Lt, O, out);
     if (s->u.attend.gate < 0) return;
@@ -197,14 +255,14 @@ static bool whole_groups(const struct compiled *c, const struct plan_step *s, in
 
 bool cpu_attend_whole_groups(const struct compiled *c, const struct plan_step *s)
 {
-    return whole_groups(c, s, s->u.attend.n_head / s->u.attend.n_head_kv * s->u.attend.head_dim);
+    return whole_groups(c, s, s->u.attend.n_head / s->u.attend.n_head_kv * s->u.attend.value_dim);
 }
 
 /* The tile's columns of its tokens' outputs are complete. */
 static void write_inputs(const struct compiled *c, const struct plan_step *s, const struct tile *t)
 {
     if (!cpu_attend_whole_groups(c, s)) return;
-    int64_t width = (int64_t)t->group * s->u.attend.head_dim, col0 = (int64_t)t->head0 * s->u.attend.head_dim;
+    int64_t width = (int64_t)t->group * s->u.attend.value_dim, col0 = (int64_t)t->head0 * s->u.attend.value_dim;
     int32_t first = c->batch.row_first[t->i_row] + t->tok0;
     for (int32_t i = first; i < first + t->n_tok; i++)
         cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), col0, col0 + width);
@@ -214,7 +272,7 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
                      const struct attn_scratch *a)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t d = s->u.attend.head_dim;
+    int64_t d = s->u.attend.value_dim;
     write_kv(c, rope, t, a->q);
     load_q(c, s, rope, t, a->q);
     for (int32_t i = 0; i < t->n_rows; i++) { a->M[i] = -INFINITY; a->Lt[i] = 0; }
@@ -234,10 +292,10 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
 
 /* --- splits as units --- */
 
-/* Floats of one split result of a tile: m, ls [n_rows], o [n_rows][d]. */
+/* Floats of one split result of a tile: m, ls [n_rows], o [n_rows][value_dim]. */
 static size_t unit_floats(const struct plan_step *s, const struct tile *t)
 {
-    return (size_t)t->n_rows * (size_t)(s->u.attend.head_dim + 2);
+    return (size_t)t->n_rows * (size_t)(s->u.attend.value_dim + 2);
 }
 
 /* Fill attn_tiles; the number of units, or 0 when their results find no room or nothing would be gained. */
@@ -261,7 +319,7 @@ static void merge_tile(const struct compiled *c, const struct plan_step *s, cons
                        const struct attn_scratch *a)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t d = s->u.attend.head_dim;
+    int64_t d = s->u.attend.value_dim;
     size_t step = unit_floats(s, t);
     memset(a->o, 0, (size_t)d * sizeof(float));
     for (int32_t i = 0; i < t->n_rows; i++) {
@@ -300,8 +358,9 @@ static void cut_heads(struct compiled *c, const struct cpu_pass *p, int32_t n_un
 {
     const struct plan_step *s = p->s, *rope = p->partner;
     int group = s->u.attend.n_head / s->u.attend.n_head_kv, n = c->n_threads / n_units;
-    if (!rope || !c->batch.all_single || n < 2 || group < 2 || !whole_groups(c, s, s->u.attend.head_dim)) return;
-    for (int32_t i = 0; i < c->batch.m && rope->u.rope_kv.k >= 0; i++)
+    if (!(rope || s->u.attend.latent) || !c->batch.all_single || n < 2 || group < 2 ||
+        !whole_groups(c, s, s->u.attend.value_dim)) return;
+    for (int32_t i = 0; rope && i < c->batch.m && rope->u.rope_kv.k >= 0; i++)
         for (int h = 0; h < s->u.attend.n_head_kv; h++) cpu_rope_kv(c, rope, i, h, (float *)c->thread_scratch[i_thread]);
     c->attn_head_parts = n < group ? n : group;
 }
@@ -328,7 +387,7 @@ void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
 {
     struct attn_scratch a;
     const struct plan_step *s = p->s, *rope = c->batch.all_single ? p->partner : NULL;
-    lay_attn_scratch(&a, c->thread_scratch[i_thread], attn_rows_max(s), s->u.attend.head_dim);
+    lay_attn_scratch(&a, c->thread_scratch[i_thread], s, attn_rows_max(s));
     if (c->attn_split) {
         run_split(c, s, rope, (int32_t)i_tile, &a);
         return;
@@ -340,7 +399,7 @@ void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
 static size_t attend_bytes(const struct plan_step *s)
 {
     struct attn_scratch a;
-    return lay_attn_scratch(&a, NULL, attn_rows_max(s), s->u.attend.head_dim);
+    return lay_attn_scratch(&a, NULL, s, attn_rows_max(s));
 }
 
 size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads)
@@ -353,7 +412,7 @@ size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads)
         /* Up to 4 tiles a thread of one decoded token each, over the whole context. */
         size_t rows = (size_t)(s->u.attend.n_head / s->u.attend.n_head_kv);
         size_t splits = ((size_t)p->n_context + ATTN_SPLIT - 1) / ATTN_SPLIT;
-        size_t bytes = CPU_ATTN_SPLIT_TILES * (size_t)n_threads * splits * rows * (size_t)(s->u.attend.head_dim + 2) * sizeof(float);
+        size_t bytes = CPU_ATTN_SPLIT_TILES * (size_t)n_threads * splits * rows * (size_t)(s->u.attend.value_dim + 2) * sizeof(float);
         if (bytes > most) most = bytes;
     }
     return most;
@@ -370,6 +429,7 @@ size_t cpu_thread_scratch_bytes(const struct plan *p)
     {
         size_t n = p->steps[i].op == STEP_ATTEND ? attend_bytes(&p->steps[i])
                    : p->steps[i].op == STEP_EXPECT ? cpu_expect_scratch_bytes(p)
+                   : p->steps[i].op == STEP_INDEX ? cpu_index_scratch_bytes(p, &p->steps[i])
                    : p->steps[i].op == STEP_DELTA ? cpu_delta_scratch_bytes(&p->steps[i])
                    : p->steps[i].op == STEP_EXPERTS ? cpu_experts_scratch_bytes(p, &p->steps[i]) : 0;
         if (n > most) most = n;

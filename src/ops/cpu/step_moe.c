@@ -58,35 +58,73 @@ static void softmax(float *x, int32_t n)
     for (int32_t i = 0; i < n; i++) x[i] = x[i] / sum;
 }
 
-static void route_row(struct compiled *c, const struct plan_step *s, int64_t i)
+/* y: the values of group g's two best experts, summed. */
+static float group_value(const float *y, int32_t first, int32_t n)
+{
+    float best = -INFINITY, second = -INFINITY;
+    for (int32_t i = first; i < first + n; i++) {
+        if (y[i] > best) {
+            second = best;
+            best = y[i];
+        } else if (y[i] > second) {
+            second = y[i];
+        }
+    }
+    return n > 1 ? best + second : best;
+}
+
+/* x becomes its sigmoid, y what is chosen by: with the bias, and -infinity where an expert's group is not among the best. */
+static void sigmoid_choice(const struct plan_step *s, float *x, float *y, float *tmp)
+{
+    int32_t n = s->u.route.n_expert, n_group = s->u.route.n_group, each = n / n_group;
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = 1.0f / (1.0f + mb_exp(-x[i]));
+        y[i] = s->u.route.choice_bias ? x[i] + s->u.route.choice_bias[i] : x[i];
+    }
+    if (n_group == 1) return;
+    float *value = tmp, *used = tmp + n_group;
+    for (int32_t g = 0; g < n_group; g++) value[g] = group_value(y, g * each, each);
+    pick(value, n_group, s->u.route.n_group_used, used);
+    for (int32_t g = 0, j = 0; g < n_group; g++) {
+        if (j < s->u.route.n_group_used && (int32_t)used[j] == g) {
+            j++;
+            continue;
+        }
+        for (int32_t i = g * each; i < (g + 1) * each; i++) y[i] = -INFINITY;
+    }
+}
+
+/* tmp: [n_expert] and twice the groups. */
+static void route_row(struct compiled *c, const struct plan_step *s, int64_t i, float *tmp)
 {
     float *x = cpu_row_f32(c, s->in, i), *ids = cpu_row_f32(c, s->out, i);
     int32_t n = s->u.route.n_expert, top_k = s->u.route.top_k;
-    float *w = ids + top_k, sum = 0;
+    bool sigmoid = s->u.route.kind == ROUTE_SIGMOID;
+    float *w = ids + top_k, sum = sigmoid ? 1e-20f : 0;
     if (s->u.route.kind == ROUTE_SOFTMAX_ALL) softmax(x, n);
-    pick(x, n, top_k, ids);
+    if (sigmoid) sigmoid_choice(s, x, tmp, tmp + n);
+    pick(sigmoid ? tmp : x, n, top_k, ids);
     for (int32_t j = 0; j < top_k; j++) w[j] = x[(int32_t)ids[j]];
     if (s->u.route.kind == ROUTE_SOFTMAX_CHOSEN) softmax(w, top_k);
     for (int32_t j = 0; s->u.route.normalise && j < top_k; j++) sum += w[j];
     for (int32_t j = 0; s->u.route.normalise && j < top_k; j++) w[j] = w[j] / sum;
+    for (int32_t j = 0; sigmoid && j < top_k; j++) w[j] = w[j] * s->u.route.scale;
     for (int32_t j = 0; s->u.route.expert_scale && j < top_k; j++) w[j] = w[j] * s->u.route.expert_scale[(int32_t)ids[j]];
 }
 
 int64_t cpu_route_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
 {
-    (void)i_thread;
     (void)bounds;
     int64_t m = c->batch.m;
     if (c->n_threads > 1 && m > ROUTE_TILE) return (m + ROUTE_TILE - 1) / ROUTE_TILE;
-    for (int64_t i = 0; i < m; i++) route_row(c, p->s, i);
+    for (int64_t i = 0; i < m; i++) route_row(c, p->s, i, (float *)c->thread_scratch[i_thread]);
     return 0;
 }
 
 void cpu_route_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
-    (void)i_thread;
     int64_t end = (i_tile + 1) * ROUTE_TILE < c->batch.m ? (i_tile + 1) * ROUTE_TILE : c->batch.m;
-    for (int64_t i = i_tile * ROUTE_TILE; i < end; i++) route_row(c, p->s, i);
+    for (int64_t i = i_tile * ROUTE_TILE; i < end; i++) route_row(c, p->s, i, (float *)c->thread_scratch[i_thread]);
 }
 
 /* --- lists of the batch --- */
@@ -309,9 +347,13 @@ static void down_add(const struct compiled *c, const struct plan_step *s, int32_
     }
 }
 
-/* The expert for all: acc of row i gets its output, times its gate. */
+/* The expert for all: acc of row i gets its output, times its gate where it has one. */
 static void shared_add(const struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t n, float *acc, float *tmp)
 {
+    if (s->u.experts.shared_gate < 0) {
+        c->dev->kernels.add(acc, cpu_row_f32(c, s->u.experts.shared, i) + col0, n);
+        return;
+    }
     float gate = 1.0f / (1.0f + mb_exp(-cpu_row_f32(c, s->u.experts.shared_gate, i)[0]));
     memcpy(tmp, cpu_row_f32(c, s->u.experts.shared, i) + col0, (size_t)n * sizeof *tmp);
     c->dev->kernels.scale(tmp, n, gate);

@@ -52,7 +52,7 @@ static void draws_row(struct compiled *c, const struct plan_step *s, int64_t i)
 /* Output of attention, or of a delta net, to linear inputs, where the tiles could not do it. */
 static void attend_row(struct compiled *c, const struct plan_step *s, int64_t i)
 {
-    int64_t width = s->op == STEP_ATTEND ? (int64_t)s->u.attend.n_head * s->u.attend.head_dim
+    int64_t width = s->op == STEP_ATTEND ? (int64_t)s->u.attend.n_head * s->u.attend.value_dim
                                          : (int64_t)s->u.delta.n_head_v * s->u.delta.dim_v;
     cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), 0, width);
 }
@@ -64,6 +64,8 @@ static void rows_do(struct compiled *c, const struct plan_step *s, int64_t first
         else if (s->op == STEP_SIGNAL) cpu_signal_row(c, i, c->plan->bufs[s->out].width, cpu_row_f32(c, s->out, i));
         else if (s->op == STEP_DRAWS) draws_row(c, s, i);
         else if (s->op == STEP_ATTEND || s->op == STEP_DELTA) attend_row(c, s, i);
+        else if (s->op == STEP_LATENT) cpu_latent_row(c, s, i, (float *)c->thread_scratch[i_thread]);
+        else if (s->op == STEP_HEADS) cpu_heads_row(c, s, i);
         else norm_row(c, s, i, (float *)c->thread_scratch[i_thread]);
     }
 }

@@ -9,7 +9,7 @@
 static struct pack_source to_pack_source(const struct weight_source *s)
 {
     return (struct pack_source){ .spec = s->spec, .dt = s->dt, .n = s->n, .k = s->k, .w = s->w, .scales = s->scales,
-                                 .biases = s->biases, .row_step = s->row_step };
+                                 .biases = s->biases, .turned = s->turned, .row_step = s->row_step };
 }
 
 mb_status cpu_source_plan(const struct weight_source *src, struct cpu_weight *w, mb_error *err)

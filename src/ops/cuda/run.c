@@ -285,14 +285,14 @@ static int run_step(struct compiled *c, const struct plan_step *s, const struct 
     case STEP_ROUTE: return cuda_run_route(c, s);
     case STEP_EXPERTS: return cuda_run_experts(c, s);
     case STEP_DELTA: return run_delta(c, s);
-    case STEP_SIGNAL: case STEP_EXPECT: break; /* refused with the plan */
+    case STEP_HEADS: case STEP_LATENT: case STEP_INDEX: case STEP_SIGNAL: case STEP_EXPECT: break; /* refused with the plan */
     }
     return -1;
 }
 
 static mb_status run_steps(struct compiled *c, int32_t first, int32_t last, mb_error *err)
 {
-    static const char *const names[] = { "embed", "norm", "linear", "rope", "attend", "delta", "glu", "route", "experts", "draws", "sample",
+    static const char *const names[] = { "embed", "norm", "linear", "rope", "attend", "heads", "latent", "index", "delta", "glu", "route", "experts", "draws", "sample",
                                          "signal", "expect" };
     const struct plan_step *end = c->plan->steps + last;
     for (int32_t i = first, n; i < last; i += n)

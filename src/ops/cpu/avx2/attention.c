@@ -147,6 +147,11 @@ static void attend_unit_avx2(const struct attn_unit *u)
     unit_run(u);
 }
 
+static void index_scores_avx2(const struct index_unit *u)
+{
+    index_run(u);
+}
+
 FORCED float exp2_neg_one(float t)
 {
     return _mm256_cvtss_f32(exp2_neg_v(V8(t)));
@@ -235,6 +240,7 @@ void avx2_fill_attention(struct cpu_kernels *t)
 {
     t->kv_write = kv_write_avx2;
     t->attend_unit = attend_unit_avx2;
+    t->index_scores = index_scores_avx2;
     t->attend_merge = attend_merge_avx2;
     t->attend_finish = attend_finish_avx2;
 }

@@ -170,7 +170,13 @@ static void attend_unit_avx512(const struct attn_unit *u)
     unit_run(u);
 }
 
+static void index_scores_avx512(const struct index_unit *u)
+{
+    index_run(u);
+}
+
 void avx512_fill_attention(struct cpu_kernels *t)
 {
     t->attend_unit = attend_unit_avx512;
+    t->index_scores = index_scores_avx512;
 }

@@ -42,6 +42,11 @@ static void kv_write_portable(enum kv_format f, int64_t d, int i_key, const floa
         area_put(f, area, d + (i / 64) * 64 + i_key, (int)(i % 64), i < d ? v[i] : 0.0f);
 }
 
+static void latent_write_portable(enum kv_format f, int64_t n, int i_key, const float *x, uint8_t *area)
+{
+    for (int64_t i = 0; i < n; i++) area_put(f, area, i, i_key, x[i]);
+}
+
 static void kv_read_portable(enum kv_format f, int64_t d, int i_key, const uint8_t *area, float *k, float *v)
 {
     for (int64_t i = 0; i < d; i++) {
@@ -65,6 +70,18 @@ static void tile_scores(const struct attn_unit *u, const float *q, const uint8_t
         for (int j = j0; j < j1; j++) s[j] = (u->softcap * mb_tanh(s[j] / u->softcap)) * 0x1.715476p+0f;
 }
 
+static int64_t value_dim(const struct attn_unit *u)
+{
+    return u->d_latent > 0 ? u->d_latent : u->d;
+}
+
+/* Element i of the value of key j. */
+static float value_get(const struct attn_unit *u, const uint8_t *page, int j, int64_t i)
+{
+    if (u->d_latent > 0) return area_get(u->format, page, i, j);
+    return area_get(u->format, page, u->d + (i / 64) * 64 + j, (int)(i % 64));
+}
+
 static void tile_take(const struct attn_unit *u, const float *q, const uint8_t *page, int j0, int j1,
                       struct row_state *st)
 {
@@ -76,10 +93,10 @@ static void tile_take(const struct attn_unit *u, const float *q, const uint8_t *
     for (int j = 0; j < 64; j++) p[j] = j >= j0 && j < j1 ? mb_exp2_neg(s[j] - m1) : 0.0f;
     for (int i = 0; i < 16; i++) st->lane[i] = fmaf(st->lane[i], al, p[i]);
     for (int j = 16; j < 64; j++) st->lane[j % 16] = st->lane[j % 16] + p[j];
-    for (int64_t d = 0; d < u->d; d++) st->o[d] = st->o[d] * al;
+    int64_t d_value = value_dim(u);
+    for (int64_t d = 0; d < d_value; d++) st->o[d] = st->o[d] * al;
     for (int j = j0; j < j1; j++)
-        for (int64_t d = 0; d < u->d; d++)
-            st->o[d] = fmaf(p[j], area_get(u->format, page, u->d + (d / 64) * 64 + j, (int)(d % 64)), st->o[d]);
+        for (int64_t d = 0; d < d_value; d++) st->o[d] = fmaf(p[j], value_get(u, page, j, d), st->o[d]);
 }
 
 static void attend_unit_portable(const struct attn_unit *u)
@@ -87,7 +104,7 @@ static void attend_unit_portable(const struct attn_unit *u)
     for (int r = 0; r < u->n_rows; r++) {
         struct row_state st = { .m = -INFINITY, .o = u->o + r * u->ld_o };
         int lo = u->vis_lo[r], hi = u->vis_hi[r];
-        for (int64_t d = 0; d < u->d; d++) st.o[d] = 0.0f;
+        for (int64_t d = 0; d < value_dim(u); d++) st.o[d] = 0.0f;
         for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++) {
             int j0 = lo - ATTN_TILE * t, j1 = hi - ATTN_TILE * t;
             j0 = j0 < 0 ? 0 : j0;
@@ -96,7 +113,21 @@ static void attend_unit_portable(const struct attn_unit *u)
         }
         u->m[r] = st.m;
         u->ls[r] = lanes_sum(st.lane);
-        for (int64_t d = 0; d < u->d; d++) st.o[d] = st.o[d] + 0.0f;
+        for (int64_t d = 0; d < value_dim(u); d++) st.o[d] = st.o[d] + 0.0f;
+    }
+}
+
+static void index_scores_portable(const struct index_unit *u)
+{
+    for (int j = 0; j < u->n_keys; j++) {
+        const uint8_t *page = u->page[j / ATTN_TILE];
+        float sum = 0.0f;
+        for (int h = 0; h < u->n_head; h++) {
+            float s = 0.0f;
+            for (int64_t d = 0; d < u->d; d++) s = fmaf(u->q[h * u->d + d], area_get(u->format, page, d, j % ATTN_TILE), s);
+            sum = fmaf(u->w[h], s > 0.0f ? s : 0.0f, sum);
+        }
+        u->out[j] = sum;
     }
 }
 
@@ -120,7 +151,9 @@ void PORTABLE(portable_fill_attention)(struct cpu_kernels *t)
 {
     t->kv_write = kv_write_portable;
     t->kv_read = kv_read_portable;
+    t->latent_write = latent_write_portable;
     t->attend_unit = attend_unit_portable;
+    t->index_scores = index_scores_portable;
     t->attend_merge = attend_merge_portable;
     t->attend_finish = attend_finish_portable;
 }
