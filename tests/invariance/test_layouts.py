@@ -197,3 +197,47 @@ def test_gemma4_expert_tensors_are_checked(tmp_path):
         tensors[at] = [dtype, [e, n // 2, k], data[:len(data) // 2]]
     words = refusal(rig.copy_model(tmp_path, "gemma4-moe", tensors=narrow, config={"quantization": None}))
     assert "model.language_model.layers.1.experts.gate_up_proj" in words and "wanted [8, 64, 64]" in words
+
+
+def latents_as_published(tensors):
+    """kv_b_proj instead of embed_q and unembed_out, experts one by one, and a layer for multi-token prediction."""
+    for name in [n for n in tensors if n.endswith("embed_q.weight")]:
+        dtype, (heads, rank, nope), keys = tensors.pop(name)
+        _, (_, value, _), values = tensors.pop(name.replace("embed_q", "unembed_out"))
+        data = b""
+        for h in range(heads):
+            head = keys[2 * h * rank * nope:2 * (h + 1) * rank * nope]
+            data += b"".join(head[2 * (j * nope + i):2 * (j * nope + i) + 2] for i in range(nope) for j in range(rank))
+            data += values[2 * h * value * rank:2 * (h + 1) * value * rank]
+        tensors[name.replace("embed_q", "kv_b_proj")] = [dtype, [heads * (nope + value), rank], data]
+    for name in [n for n in tensors if "mlp.switch_mlp" in n]:
+        dtype, (n_expert, *shape), data = tensors.pop(name)
+        size = len(data) // n_expert
+        for e in range(n_expert):
+            tensors[name.replace("switch_mlp", f"experts.{e}")] = [dtype, shape, data[e * size:(e + 1) * size]]
+    tensors["model.layers.2.eh_proj.weight"] = ["BF16", [2, 4], bytes(16)]
+
+
+@pytest.mark.parametrize("family", ["glm4_moe_lite", "glm_moe_dsa"])
+def test_latents_as_published(family, tmp_path):
+    """MOD-003, MOD-036"""
+    def both(tensors):
+        plain(tensors)
+        latents_as_published(tensors)
+    mlx = rig.copy_model(tmp_path / "mlx", family, tensors=plain, config={"quantization": None})
+    published = rig.copy_model(tmp_path / "hf", family, tensors=both, config={"quantization": None})
+    drop = lambda v: {k: x for k, x in v.items() if k != "model"}  # noqa: E731
+    assert drop(scores(mlx, tmp_path)) == drop(scores(published, tmp_path))
+
+
+@pytest.mark.parametrize("family, change, text", [
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func is softmax"),
+    ("deepseek_v3", {"topk_group": 5}, "topk_group"),
+    ("deepseek_v3", {"kv_lora_rank": 40}, "multiples of 16"),
+    ("deepseek_v3", {"qk_rope_head_dim": None}, "qk_rope_head_dim"),
+    ("glm_moe_dsa", {"index_topk_pattern": "SF"}, "layer 0 shares an indexer"),
+    ("glm_moe_dsa", {"index_topk_pattern": "F"}, "index_topk_pattern"),
+    ("glm_moe_dsa", {"index_topk": 0}, "index_topk"),
+])
+def test_latent_refusals_by_name(family, change, text, tmp_path):
+    assert text in refusal(rig.copy_model(tmp_path, family, config=change))
