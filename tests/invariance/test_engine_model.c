@@ -2,12 +2,14 @@
  * the prefix cache, preempted, forked: the same ids and log-probabilities, bit for bit (design.md section 1; B-094).
  * gemma3 has windows of a few dozen tokens, so hits in mid page and pages that leave the window are met; in gemma4 the last
  * layers read pages that earlier layers wrote, of either kind (MOD-011, MOD-016, MOD-017); qwen3_5 and qwen3_next have recurrent
- * layers, whose hits end where a state was kept (MOD-026, MOD-028). MLX_BUN_TEST_DEVICE=cuda runs all of it on a GPU. */
+ * layers, whose hits end where a state was kept (MOD-026, MOD-028); deepseek_v3 and glm_moe_dsa keep latents, the latter with the keys of an
+ * indexer (MOD-036). MLX_BUN_TEST_DEVICE=cuda runs all of it on a GPU. */
 #include "unit/engine_rig.h"
 
 #include "engine/open.h"
 
-static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2", "qwen3_moe", "gemma4", "gemma4-moe", "qwen3_5", "qwen3_next" };
+static const char *const models[] = { "llama", "gemma3", "qwen3", "gemma2", "qwen3_moe", "gemma4", "gemma4-moe", "qwen3_5", "qwen3_next",
+                                     "deepseek_v3", "glm_moe_dsa" };
 enum { N_MODELS = sizeof models / sizeof models[0], PROMPT = 150, DRAWN = 40 };
 
 struct setup {
