@@ -217,14 +217,31 @@ mb_status file_write_replace(const char *path, const void *data, size_t len, mb_
 
 /* --- temporary files of others --- */
 
-int file_temp_open(const char *temp)
+#define TEMP_TRIES 100
+
+/* Locked, and still what temp names: nobody renames or sweeps it from here on. */
+static bool is_ours(int fd, const char *temp)
 {
-    struct stat st;
-    for (;;) { /* locked before anybody could take it for an orphan */
-        int fd = open(temp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        if (fd < 0 || flock(fd, LOCK_EX) != 0 || fstat(fd, &st) != 0 || st.st_nlink > 0) return fd;
+    struct stat st, named;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false; /* else: no locks here, and no sweeping */
+    return fstat(fd, &st) == 0 && stat(temp, &named) == 0 && st.st_ino == named.st_ino && st.st_dev == named.st_dev;
+}
+
+int file_temp_open(const char *path, char *temp, size_t cap)
+{
+    for (int i = 0; i < TEMP_TRIES; i++) { /* other containers have processes of this number too */
+        int n = snprintf(temp, cap, "%s.tmp.%ld.%d", path, (long)getpid(), i);
+        if (n < 0 || (size_t)n >= cap) {
+            errno = ENAMETOOLONG;
+            return -1;
+        }
+        int fd = open(temp, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (fd < 0) return -1;
+        if (is_ours(fd, temp) && ftruncate(fd, 0) == 0) return fd;
         close(fd);
     }
+    errno = EBUSY;
+    return -1;
 }
 
 static void sweep_one(const char *path)

@@ -24,10 +24,10 @@ mb_status file_read(struct buf *b, const char *path, size_t limit_bytes, mb_erro
 mb_status file_write_atomic(const char *path, const void *data, size_t len, mb_error *err);
 /* The same without waiting for the disk: for caches whose readers check what they find. */
 mb_status file_write_replace(const char *path, const void *data, size_t len, mb_error *err);
-/* Large files are written as "PATH.tmp.PID" and renamed when whole. Their writer holds a lock on them while it does (a new empty
- * file, open for both ways; -1: errno), so that one without is what an end by force has left, as large as the file: the next
- * writer sweeps those first. */
-int file_temp_open(const char *temp);
+/* Large files are written as "PATH.tmp.PID.K" and renamed when whole. Their writer holds a lock on them until then (an empty file,
+ * open for both ways, its name in temp; -1: errno), so that one without is what an end by force has left, as large as the file:
+ * the next writer sweeps those first. */
+int file_temp_open(const char *path, char *temp, size_t cap);
 void file_temps_sweep(const char *path);
 bool file_exists(const char *path); /* regular file or link to one */
 bool dir_exists(const char *path);

@@ -107,6 +107,7 @@ struct engine_job {
     /* May be NULL. Asked when the next token is drawn from one known id, before next_mask; ids: all so far. Tokens that were
      * put in are told with on_token like drawn ones, before the next that is drawn; it is not asked again until they are. */
     void (*ahead)(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
+    void (*guessed)(void *ctx, int32_t i_choice, int32_t n); /* so many of those guesses are computed; not called for none. May be NULL */
     struct job_filter filter;
     char trace_id[64];
     int64_t t_received_ns;        /* clock_now_ns when the request came in; for stats */

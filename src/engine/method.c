@@ -84,14 +84,15 @@ static int32_t ahead_room(const struct engine *e, const struct step *st)
     return room > 0 ? room : 0;
 }
 
-/* Ask the job; what it says now stands behind the known ids, where there is room for all of max_drawn. How much is asked
- * for depends on the sequence alone: what is put in changes what follows. */
+/* Ask the job; what it says now stands behind the known ids, where there is room for all of max_drawn. Where it is asked, and
+ * for how much, depends on the sequence alone: what is put in changes what follows. So never at the prompt's end, of which the
+ * cache may have all but one id, and always before a later draw (generate_stop). */
 static int32_t ahead_ask(struct engine *e, struct sequence *s)
 {
     const struct engine_job *job = s->run->job;
     struct job_ahead *a = &e->ahead;
     int32_t n = 0, left = s->max_drawn - s->n_drawn - 1, room = left < ENGINE_AHEAD_MAX ? left : ENGINE_AHEAD_MAX;
-    if (!job->ahead || s->n_put > 0 || s->st.n_committed != s->n_ids - 1 || room <= 0) return 0;
+    if (!job->ahead || s->n_put > 0 || s->n_ids == s->n_prompt || s->st.n_committed != s->n_ids - 1 || room <= 0) return 0;
     a->n = 0;
     a->sure = false;
     job->ahead(job->filter.ctx, s->i_choice, s->ids, s->n_ids, room, a);
@@ -107,6 +108,7 @@ static bool guess_row(struct engine *e, struct sequence *s, struct step *st, int
     if (n > room) n = room;
     if (n > 0 && !seq_grow(e, s, s->n_ids + n, &covered)) n = covered - s->n_ids;
     if (n <= 0 || (e->has_state && !seq_state_save(e, s))) return false;
+    if (job->guessed) job->guessed(job->filter.ctx, s->i_choice, n);
     int32_t i_row = st->n_rows;
     struct row *r = row_add(e, s, st, s->n_ids + n);
     r->draw = DRAW_ALL;
@@ -129,6 +131,13 @@ int32_t prompt_row_end(struct engine *e, struct sequence *s, int32_t stop, int32
     return end > first ? end : first;
 }
 
+/* What is computed again (after a preemption, or a guess that failed) ends before the last id where the job is to be asked. */
+static int32_t generate_stop(const struct sequence *s)
+{
+    bool again = s->n_ids > s->n_prompt && s->n_ids - s->st.n_committed > 1;
+    return again && s->run->job->ahead && s->n_put == 0 ? s->n_ids - 1 : s->n_ids;
+}
+
 static bool generate_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
     int32_t n_ahead = ahead_ask(e, s), room = ahead_room(e, st);
@@ -140,7 +149,7 @@ static bool generate_next_row(struct engine *e, struct sequence *s, struct step 
     } else if (n_ahead > 0 && guess_row(e, s, st, n_ahead)) {
         return true;
     }
-    int32_t end = prompt_row_end(e, s, s->n_ids, budget);
+    int32_t end = prompt_row_end(e, s, generate_stop(s), budget);
     if (end == s->st.n_committed) return false;
     struct row *r = row_add(e, s, st, end);
     if (end < s->n_ids) return true;
@@ -227,7 +236,7 @@ static void generate_take(struct engine *e, struct sequence *s, struct step *st,
     while (draw_join(e, s, &d[n_kept], n_kept < n_guess)) n_kept++;
     st->n_new[i_row] = n_kept + 1;
     if (n_guess > 0) guesses_settle(e, s, r, n_guess, n_kept);
-    if (!is_drawn(e, &d[0])) return;
+    if (!is_drawn(e, &d[0]) || d[n_kept].non_finite) return; /* keys that gave a NaN are nobody's prefix */
     seq_is_clean(e, s);
 }
 
@@ -357,7 +366,7 @@ static void score_deliver(struct engine *e, struct sequence *s, struct step *st,
 
 static bool embed_next_row(struct engine *e, struct sequence *s, struct step *st, int32_t budget)
 {
-    int32_t end = prompt_row_end(e, s, s->n_ids, budget);
+    int32_t end = prompt_row_end(e, s, generate_stop(s), budget);
     if (end == s->st.n_committed) return false;
     struct row *r = row_add(e, s, st, end);
     st->n_beside++;

@@ -63,12 +63,18 @@ void ahead_ask(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, i
         if (h->n_masks > 0) jump_guess(c, ids, n_ids, n_max < h->n_masks ? n_max : h->n_masks, out);
         else echo_guess(&h->echo, &s->g->opt.fill, ids, n_ids, n_max, out);
         h->copied = h->echo.max > 0;
-        if (h->copied) h->fill.proposed += out->n;
     }
     h->at = n_ids;
-    h->n = out->n;
+    h->n = out->sure ? out->n : 0; /* guesses: as many as there is room for (ahead_guessed) */
     h->n_right = 0;
     memcpy(h->ids, out->ids, (size_t)out->n * sizeof *h->ids);
+}
+
+void ahead_guessed(void *ctx, int32_t i_choice, int32_t n)
+{
+    struct choice_ahead *h = &((struct gen_stream *)ctx)->choices[i_choice].ahead;
+    h->n = n;
+    if (h->copied) h->fill.proposed += n;
 }
 
 void ahead_follow(struct gen_choice *c, int32_t id)

@@ -257,6 +257,7 @@ mb_status ahead_init(struct gen_choice *c, mb_error *err);
 void ahead_free(struct gen_choice *c);
 bool ahead_wanted(const struct gen_stream *s);
 void ahead_ask(void *ctx, int32_t i_choice, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
+void ahead_guessed(void *ctx, int32_t i_choice, int32_t n);
 /* A token has been told. */
 void ahead_follow(struct gen_choice *c, int32_t id);
 

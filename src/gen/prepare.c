@@ -148,6 +148,6 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
     MB_TRY(deliver_init(g, s, &p, is_thinking(g, s, &p), err));
     job->filter = deliver_filter(s);
     if (limit_wanted(s)) job->next_mask = limit_next_mask;
-    if (ahead_wanted(s)) job->ahead = ahead_ask;
+    if (ahead_wanted(s)) job->ahead = ahead_ask, job->guessed = ahead_guessed;
     return push_warning(s, err);
 }

@@ -1,5 +1,6 @@
 /* request.c: one request to the hub and its whole answer (net.h): the body out of memory or out of a file, redirects, retries.
  * What comes as a stream into a file is fetch.c's. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -19,7 +20,8 @@ struct asking {
     const struct net_request *r;
     struct buf *body;
     int64_t at;                  /* of the request's body: the next byte to send */
-    bool was_short;              /* the file ended before `len` */
+    bool was_short;              /* the file ended before `len`, or */
+    int read_errno;              /* could not be read */
     bool moved;                  /* bytes went out: somebody is there */
     bool elsewhere;              /* after a redirect: `headers` were not meant for that address */
 };
@@ -56,7 +58,8 @@ static size_t on_read(char *out, size_t size, size_t n, void *asking)
     ssize_t got = (ssize_t)cap;
     if (k->r->data) memcpy(out, (const char *)k->r->data + k->at, cap);
     else got = pread(k->r->fd, out, cap, k->r->off + k->at);
-    k->was_short = got <= 0;
+    k->was_short = got == 0;
+    k->read_errno = got < 0 ? errno : 0;
     if (got <= 0) return CURL_READFUNC_ABORT;
     k->at += got;
     return (size_t)got;
@@ -128,6 +131,7 @@ static mb_status take_result(CURL *c, CURLcode result, const struct asking *k, c
     a->status = result == CURLE_OK || (k->r->method && status >= 400) ? status : 0;
     if (a->status) return MB_OK;
     snprintf(a->curl_text, sizeof a->curl_text, "%s", why[0] ? why : curl_easy_strerror(result));
+    if (k->read_errno) return mb_fail(err, MB_IO, "a file cannot be read while it is sent: %s", strerror(k->read_errno));
     if (k->was_short) return mb_fail(err, MB_IO, "a file became shorter while it was sent");
     if (result == CURLE_ABORTED_BY_CALLBACK) return mb_fail(err, MB_CANCELLED, "cancelled");
     if (result == CURLE_WRITE_ERROR) return buf_status(k->body, "the hub's answer", err);

@@ -79,6 +79,7 @@ static mb_status run(struct upload *u)
         strcpy(u->r->commit, u->there.commit);
         return MB_OK;
     }
+    MB_TRY(upload_commit_fits(u));
     MB_TRY(upload_lfs(u));
     for (size_t i = 0; i < u->n_files; i++) MB_TRY(upload_file_check(u, &u->files[i], -1));
     return upload_commit(u);

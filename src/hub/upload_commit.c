@@ -6,7 +6,6 @@
 
 #define MODES_AT_ONCE 256
 #define COMMIT_BODY_MAX ((size_t)512 << 20) /* the small files of a commit, in base64 */
-#define COMMIT_STALL_S 600                  /* the hub may think about a commit for a while */
 
 /* --- refusals --- */
 
@@ -79,7 +78,7 @@ mb_status upload_post(struct upload *u, const char *url, const char *type, const
     struct net_request r = { .url = url, .method = "POST", .data = body->data, .len = (int64_t)body->len, .fd = -1, .type = type,
                              .accept = strcmp(type, "application/x-ndjson") == 0 ? "application/json" : type, .only_once = only_once,
                              .going = upload_waiting, .ctx = u };
-    if (only_once) net.stall_s = COMMIT_STALL_S;
+    if (only_once || net.stall_s == 0) net.stall_s = UPLOAD_STALL_S;
     return net_ask(&net, &r, a, said, u->err);
 }
 
@@ -331,6 +330,19 @@ static mb_status commit_send(struct upload *u, const char *url, const struct buf
         MB_TRY(commit_look(u, &done));
         if (done) return MB_OK;
     }
+}
+
+/* Before hours of sending: does what goes into the commit itself fit? */
+mb_status upload_commit_fits(const struct upload *u)
+{
+    int64_t n = 0;
+    for (size_t i = 0; i < u->n_files; i++) {
+        const struct upload_file *f = &u->files[i];
+        if (!f->is_ignored && !f->is_unchanged && !f->is_lfs) n += (f->size + 2) / 3 * 4 + (int64_t)strlen(f->path) + 100;
+    }
+    if (n < (int64_t)COMMIT_BODY_MAX) return MB_OK;
+    return mb_fail(u->err, MB_TOO_LARGE, "%s: the files that the hub wants inside the commit have %lld MB, at most %zu MB fit: publish them "
+                   "in several folders", u->what, (long long)(n >> 20), COMMIT_BODY_MAX >> 20);
 }
 
 mb_status upload_commit(struct upload *u)

@@ -12,6 +12,7 @@
 #define UPLOAD_REGULAR_MAX ((int64_t)10 << 20) /* from here on a file goes by LFS (REG-228) */
 #define UPLOAD_SAMPLE_BYTES 512
 #define UPLOAD_ANSWER_MAX ((size_t)16 << 20)
+#define UPLOAD_STALL_S 600 /* the hub may think about a commit, or put parts together, for a while */
 
 struct upload_file {
     const char *path;             /* in the repository, checked */
@@ -63,6 +64,7 @@ mb_status upload_lfs(struct upload *u);
 mb_status upload_look(struct upload *u);
 mb_status upload_modes(struct upload *u);
 mb_status upload_commit(struct upload *u);
+mb_status upload_commit_fits(const struct upload *u);
 /* A request to the hub with a JSON (or NDJSON) body; *out may be NULL when the answer does not matter. */
 mb_status upload_post(struct upload *u, const char *url, const char *type, const struct buf *body, struct net_answer *a,
                       struct buf *said, bool only_once);

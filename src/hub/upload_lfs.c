@@ -202,7 +202,7 @@ static mb_status send_parts(struct lfs *l, const struct upload_file *f, int fd, 
 {
     const json_t *header = json_object_get(upload, "header");
     char url[NET_URL_MAX], shown[84];
-    int64_t n = (f->size + chunk - 1) / chunk;
+    int64_t n = f->size / chunk + (f->size % chunk != 0);
     if (n > PARTS_MAX)
         return mb_fail(l->u->err, MB_TOO_LARGE, "%s: the hub wants %s in %lld parts, at most %d are sent", l->u->what, shown_path(f, shown),
                        (long long)n, PARTS_MAX);
@@ -240,7 +240,9 @@ static mb_status verify(struct lfs *l, const struct upload_file *f, const json_t
     struct net_request r = { .url = url, .method = "POST", .data = body.data, .len = (int64_t)body.len, .fd = -1, .type = LFS_TYPE,
                              .accept = LFS_TYPE, .headers = json_object_get(action, "header"), .going = upload_waiting, .ctx = u };
     mb_status st = buf_status(&body, "a request", u->err);
-    if (st == MB_OK) st = net_ask(&u->o->net, &r, &a, &said, u->err);
+    struct net_opts net = u->o->net;
+    if (net.stall_s == 0) net.stall_s = UPLOAD_STALL_S;
+    if (st == MB_OK) st = net_ask(&net, &r, &a, &said, u->err);
     snprintf(doing, sizeof doing, "checking %s", shown_path(f, shown));
     if (st == MB_OK && !is_good(&a)) st = upload_refused(u, &a, &said, doing);
     buf_free(&body);

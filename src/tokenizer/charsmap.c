@@ -11,7 +11,8 @@
 #include "base/utf8.h"
 #include "tokenizer/tokenizer_int.h"
 
-#define WHOLE_BELOW 6 /* bytes of a cluster */
+#define WHOLE_BELOW 6   /* bytes of a cluster */
+#define TEXT_MAX 4096   /* bytes that a character may become */
 
 /* --- loading --- */
 
@@ -50,6 +51,17 @@ static uint32_t little_32(const uint8_t *p)
 
 static bool transform(const struct charsmap *m, const char *s, size_t len, struct str *to);
 
+/* Looking up a text reads it to its end, for every character that becomes it. */
+static bool texts_are_short(struct str texts)
+{
+    for (size_t at = 0, n; at < texts.len; at += n + 1) {
+        const char *end = memchr(texts.ptr + at, '\0', texts.len - at);
+        n = end ? (size_t)(end - (texts.ptr + at)) : texts.len - at;
+        if (n > TEXT_MAX) return false;
+    }
+    return true;
+}
+
 static mb_status read_map(struct charsmap *m, struct arena *mem, const uint8_t *data, size_t n, mb_error *err)
 {
     static const char section[] = "normalizer";
@@ -63,6 +75,7 @@ static mb_status read_map(struct charsmap *m, struct arena *mem, const uint8_t *
     m->n_units = n_units;
     m->texts = (struct str){ texts, n - 4 - 4 * n_units };
     if (!utf8_valid(m->texts.ptr, m->texts.len)) return step_bad(err, section, "Precompiled: its texts are not UTF-8");
+    if (!texts_are_short(m->texts)) return step_bad(err, section, "Precompiled: a character becomes more than 4,096 bytes");
     for (int c = 0; c < 128; c++) {
         struct str to;
         char s = (char)c;
@@ -145,7 +158,7 @@ static bool replace(struct charsmap_run *r, size_t first, size_t end)
 bool charsmap_run(const struct charsmap *m, const struct mtext *x, struct mbuf *out)
 {
     struct charsmap_run r = { .m = m, .x = x, .out = out };
-    for (size_t i = 0, end; i < x->n; i = end) {
+    for (size_t i = 0, end; i < x->n && out->failed == MB_OK; i = end) {
         /* Plain ASCII with plain ASCII behind it is a cluster of its own. */
         while (i + 1 < x->n && (uint8_t)x->s[i] < 0x80 && (uint8_t)x->s[i + 1] < 0x80 && x->s[i] != '\r' && m->plain[(uint8_t)x->s[i]]) i++;
         end = cluster_end(x->s, x->n, i);

@@ -39,7 +39,7 @@ def test_same_answers_and_counters(tmp_path):
         assert s.stats()["expert_offload"] is None
     with offloaded(tmp_path, "--expert-cache", "0.00001") as s:
         assert answers(s) == want
-        x = s.stats()["expert_offload"]
+        x = s.wait_idle()["expert_offload"]
         assert x["slots"] == 1 and x["misses"] > 0 and x["errors"] == 0 and x["read_bytes"] >= x["cache_bytes"] > 0
         assert x["hit_rate"] == pytest.approx(x["hits"] / (x["hits"] + x["misses"]))
         assert metric(s, "expert_misses_total") == x["misses"] and metric(s, "expert_cache_bytes") == x["cache_bytes"]
@@ -147,7 +147,7 @@ def test_private_memory(tmp_path):
         assert x["file_bytes"] > 50e6 and x["cache_bytes"] <= 4e6 < x["read_bytes"]
         shared = s.stats()["admission"]["weights_bytes"] - x["cache_bytes"]
         # huge pages or small ones, as the system has them: what is touched of scratch and KV pages differs by some
-        assert mine <= resident - (weights - shared) + x["cache_bytes"] + 16e6 < resident - 35e6
+        assert mine <= resident - (weights - shared) + x["cache_bytes"] + 30e6 < resident - 15e6
         assert s.stats()["admission"]["weights_bytes"] < 6e6
     # more than may be used, but for the offload
     p = rig.run("generate", model, "--prompt", "hello", "--max-tokens", "2", "--cache-dir", tmp_path, "--memory-budget", "0.06")

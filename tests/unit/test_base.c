@@ -5,9 +5,11 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -262,14 +264,14 @@ static void test_temps_sweep(void **state)
 {
     (void)state;
     static const char *const names[] = { "f.tmp.1", "f.tmp.2", "g.tmp.1", "f.tm", "f" };
-    char dir[64], path[5][160];
+    char dir[64], path[5][160], temp[2][200];
     int fd[5];
     snprintf(dir, sizeof dir, "/tmp/mb_test_temps.%ld", (long)getpid());
     assert_int_equal(dir_make(dir, &err), MB_OK);
     for (int i = 0; i < 5; i++) {
         snprintf(path[i], sizeof path[i], "%s/%s", dir, names[i]);
-        fd[i] = file_temp_open(path[i]);
-        assert_true(fd[i] >= 0);
+        fd[i] = open(path[i], O_RDWR | O_CREAT, 0644);
+        assert_true(fd[i] >= 0 && (i != 1 || flock(fd[i], LOCK_EX) == 0));
         if (i != 1) close(fd[i]);
     }
     file_temps_sweep(path[4]);
@@ -277,6 +279,19 @@ static void test_temps_sweep(void **state)
     close(fd[1]);
     file_temps_sweep(path[4]);
     for (int i = 0; i < 5; i++) assert_int_equal(file_exists(path[i]), i > 1);
+    for (int i = 0; i < 2; i++) { /* two writers of one process: each a file of its own */
+        fd[i] = file_temp_open(path[4], temp[i], sizeof temp[i]);
+        assert_true(fd[i] >= 0 && write(fd[i], "abc", 3) == 3);
+    }
+    assert_string_not_equal(temp[0], temp[1]);
+    file_temps_sweep(path[4]);
+    assert_true(file_exists(temp[0]) && file_exists(temp[1]));
+    close(fd[0]);
+    fd[0] = file_temp_open(path[4], temp[0], sizeof temp[0]); /* what is left there is taken over, empty */
+    struct stat st;
+    assert_true(fstat(fd[0], &st) == 0 && st.st_size == 0);
+    for (int i = 0; i < 2; i++) close(fd[i]);
+    file_temps_sweep(path[4]);
     for (int i = 2; i < 5; i++) assert_int_equal(unlink(path[i]), 0);
     assert_int_equal(rmdir(dir), 0);
 }

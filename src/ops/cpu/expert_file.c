@@ -168,14 +168,13 @@ static void open_direct(struct expert_file *f)
 
 static mb_status begin(struct expert_file *f, mb_error *err)
 {
-    size_t n = strlen(f->path) + 32;
+    size_t n = strlen(f->path) + 40;
     f->n_groups = f->n_records = 0;
     f->at = EXPERT_ALIGN;
     f->temp = mb_alloc(n);
     if (!f->temp) return mb_fail(err, MB_NO_MEMORY, "out of memory");
-    snprintf(f->temp, n, "%s.tmp.%ld", f->path, (long)getpid());
     file_temps_sweep(f->path);
-    f->fd = file_temp_open(f->temp);
+    f->fd = file_temp_open(f->path, f->temp, n);
     if (f->fd >= 0) return MB_OK;
     mb_status st = mb_fail_errno(err, "making", f->temp);
     mb_free(f->temp);

@@ -137,7 +137,7 @@ static void forget(struct experts *x)
     x->slots = NULL;
     x->slot_of = x->ring = NULL;
     x->n_uses = NULL;
-    x->n_slots = 0;
+    x->n_slots = x->ring_first = x->ring_n = 0;
 }
 
 void experts_close(struct experts *x)

@@ -158,16 +158,14 @@ void packed_finish(struct packed_cache *c)
     char temp[4096];
     if (!c->changed || c->failed || !c->n) return;
     c->changed = false;
-    int n = snprintf(temp, sizeof temp, "%s.tmp.%ld", c->path, (long)getpid());
-    if (n < 0 || (size_t)n >= sizeof temp) return;
     uint64_t size_bytes = lay_out(c);
     file_temps_sweep(c->path);
-    int fd = file_temp_open(temp);
+    int fd = file_temp_open(c->path, temp, sizeof temp);
     FILE *f = fd >= 0 ? fdopen(fd, "wb") : NULL;
-    if (fd >= 0 && !f) close(fd);
-    bool ok = f && write_all(c, f, size_bytes);
-    if (f && fclose(f) != 0) ok = false;
-    if (ok && rename(temp, c->path) == 0) return; /* readers of the old file keep it */
-    LOGW("packed", "could not write %s (%llu bytes); the next start packs again", c->path, (unsigned long long)size_bytes);
-    unlink(temp);
+    /* Renamed before it is closed, which would give the lock away. Readers of the old file keep it. */
+    bool ok = f && write_all(c, f, size_bytes) && fflush(f) == 0 && rename(temp, c->path) == 0;
+    if (!ok) LOGW("packed", "could not write %s (%llu bytes); the next start packs again", c->path, (unsigned long long)size_bytes);
+    if (!ok && fd >= 0) unlink(temp);
+    if (f) fclose(f);
+    else if (fd >= 0) close(fd);
 }
