@@ -132,7 +132,8 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
                                    .device = e->loaded.device, .tier = mb_tier_name(load->tier),
                                    .weight_bytes = e->loaded.weight_bytes, .pool_bytes = e->loaded.pool_bytes,
                                    .expert_cache_bytes = e->loaded.expert_cache_bytes,
-                                   .batch = load->engine.batch, .embeds = e->loaded.embeds };
+                                   .batch = load->engine.batch, .embeds = e->loaded.embeds,
+                                   .reserved_context = e->loaded.reserved_answer > 0 ? e->loaded.n_context : 0 };
     char adapter[ENGINE_ADAPTER_ID_BYTES];
     if (x && x->adapter) {
         mb_status st = mount_default(engine, x->adapter, adapter, err);
@@ -140,6 +141,7 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
         MB_TRY(st);
         opt.default_adapter = adapter;
     }
+    if (e->loaded.reserved_answer > 0) opt.max_tokens = e->loaded.reserved_answer;
     if (x) opt.server = x->server;
     if (x) opt.hlg = x->hlg;
     if (x) opt.no_grammar = x->no_grammar;
@@ -159,6 +161,8 @@ mb_status mb_extra_to_load(const char *path, const mb_options *opt, const struct
     if (x->expert_dir[0]) out->expert_dir = x->expert_dir;
     out->expert_cache_bytes = x->expert_cache_bytes;
     out->max_lora_rank = x->max_lora_rank;
+    out->reserve_context = x->reserve_context;
+    out->reserve_answer = x->max_tokens < 0 ? 0 : x->max_tokens < INT32_MAX ? (int32_t)x->max_tokens : INT32_MAX;
     if (x->client_timeout_ms > 0) out->engine.client_timeout_ms = x->client_timeout_ms;
     return MB_OK;
 }

@@ -21,6 +21,7 @@ struct mb_open_extra {
     struct sampler_values server; /* level 2 of CFG-019 */
     struct hlg_values hlg;        /* --hlg-sampling ... */
     int64_t max_tokens;           /* --max-tokens, < 0 = none */
+    int32_t reserve_context;      /* --context-length; 0 = no such rule */
     enum given_bool thinking;
     bool no_grammar;              /* MLX_BUN_GRAMMAR=0 */
     bool grammar_jump;            /* MLX_BUN_GRAMMAR_JUMP=1 */

@@ -189,9 +189,10 @@ static const struct flag_row rows[] = {
       .unit = "on|off", .help = "accepted; concerns GLM-5.2 only", .note = "Other families ignore it, as in the original.",
       .spec = "T1.26 CFG-093" },
     { .name = "context-length", .type = FLAG_INT, .off = OFF(context_length), .dflt = "4096", .min = 1, .max = BIG,
-      .commands = SAMPLED, .state = FLAG_NO_EFFECT, .unit = "N", .help = "accepted; concerns GLM-5.2 only",
-      .note = "Other families ignore it, as in the original; MLX_BUN_RD_CONTEXT_LIMIT lowers the context of any model.",
-      .spec = "T1.27 CFG-094" },
+      .commands = SAMPLED, .unit = "N",
+      .help = "GLM-5.2 only: tokens of context that are reserved before loading, and the most that a request may have; an answer takes "
+              "--max-tokens of them (default there: 128). Other families ignore it; MLX_BUN_RD_CONTEXT_LIMIT lowers the context of any model",
+      .spec = "T1.27 CFG-094 CFG-102" },
 
     /* --- sampling and templates --- */
     { .name = "thinking", .type = FLAG_CHOICE, .off = OFF(thinking), .choices = "true false on off 1 0",

@@ -335,6 +335,7 @@ mb_status flags_parse(struct flags *out, unsigned command, int argc, char **argv
     const struct flag_row *rows = flag_rows(&n);
     bool only_positional = false;
     *n_positional = 0;
+    out->command = command;
     for (size_t i = 0; i < n; i++) set_default(out, &rows[i]);
     for (size_t i = 0; i < n; i++)
         if (rows[i].commands & command) read_env(out, &rows[i]);

@@ -8,6 +8,7 @@
 #include "cli/flags.h"
 
 struct flags {
+    unsigned command;            /* enum command_bit: whose they are */
     /* model and network */
     struct flag_value model, query, host, port, unix_path, api_key, allow_host, allow_origin, no_open, keep_billing_header;
     /* memory, caches, scheduling */

@@ -201,6 +201,7 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     x->server.top_k = sampled(&f->top_k);
     set_hlg(f, &x->hlg);
     x->max_tokens = f->max_tokens.given ? f->max_tokens.i : -1;
+    if (f->command & (CMD_SERVE | CMD_GENERATE)) x->reserve_context = f->context_length.i < INT32_MAX ? (int32_t)f->context_length.i : INT32_MAX;
     x->no_grammar = f->grammar.given && !f->grammar.b;
     x->grammar_jump = f->grammar_jump.b;
     x->fill = (struct gen_fill_options){ .strict = f->fill.given, .echo = f->fill.given && strcmp(f->fill.s, "echo") == 0,

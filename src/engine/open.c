@@ -13,6 +13,7 @@
 #include "engine/open.h"
 
 #define PATH_CAP 4096
+#define RESERVED_ANSWER 128 /* tokens, GLM-5.2 (CFG-102) */
 #define POOL_MIN_TOKENS 512 /* below this a pool is of no use */
 
 static void fill_info(const struct model_spec *s, struct engine_loaded *info)
@@ -203,6 +204,34 @@ static mb_status check_offload(struct engine_load *opt, mb_error *err)
     return MB_OK;
 }
 
+/* GLM-5.2 plans before anything is loaded (MOD-038, MOD-039, CFG-057, CFG-094, CFG-102): the context that is asked for, an answer in
+ * it, and the memory for both. */
+static mb_status reserve(struct engine_load *opt, int32_t *answer, mb_error *err)
+{
+    struct model_spec spec;
+    struct engine_loaded plan;
+    *answer = 0;
+    if (opt->reserve_context <= 0) return MB_OK;
+    MB_TRY(model_config_read(&spec, opt->dir, err));
+    bool is_glm = strcmp(spec.arch_name, "glm_moe_dsa") == 0;
+    int32_t n = spec.n_context;
+    model_spec_free(&spec);
+    if (!is_glm) return MB_OK;
+    if (opt->n_context > 0 && opt->n_context < n) n = opt->n_context;
+    if (opt->reserve_context < n) n = opt->reserve_context;
+    int32_t want = opt->reserve_answer > 0 ? opt->reserve_answer : RESERVED_ANSWER;
+    if (want >= n)
+        return mb_fail_at(err, MB_INVALID, "context-length", "an answer of %d tokens (--max-tokens) does not fit a context of %d: raise "
+                          "--context-length or lower --max-tokens", (int)want, (int)n);
+    opt->n_context = n;
+    MB_TRY(engine_load_estimate(opt, &plan, NULL, err));
+    if (plan.max_context_in_pool < n)
+        return mb_fail_at(err, MB_NO_MEMORY, "context-length", "%d tokens of context were to be reserved, there is memory for %d: lower "
+                          "--context-length, or raise --memory-budget or --kv-budget", (int)n, (int)plan.max_context_in_pool);
+    *answer = want;
+    return MB_OK;
+}
+
 mb_status engine_load(struct engine **out, const struct engine_load *opt, struct engine_loaded *info, mb_error *err)
 {
     const struct ops *ops;
@@ -212,7 +241,10 @@ mb_status engine_load(struct engine **out, const struct engine_load *opt, struct
     struct engine_load before = *opt;
     *out = NULL;
     memset(info, 0, sizeof *info);
+    int32_t answer;
     MB_TRY(check_offload(&before, err));
+    MB_TRY(reserve(&before, &answer, err));
+    info->reserved_answer = answer;
     MB_TRY(open_model(&before, &ops, &dev, &m, info, err));
     if (!before.memory_budget_bytes) before.memory_budget_bytes = info->usable_bytes;
     const struct plan *p = model_plan_get(m);

@@ -15,6 +15,8 @@ struct engine_load {
     enum fidelity_tier tier;
     int kv_format;                 /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
     int32_t n_context;             /* 0 = the model's */
+    int32_t reserve_context;       /* GLM-5.2: serve so many tokens of context and refuse to load without room for them; 0 = no */
+    int32_t reserve_answer;        /* of which so many are an answer's; 0 = 128 (MOD-038, MOD-039) */
     const char *packed_dir;        /* keep packed weights below this folder for the next start; NULL: no (--packed-cache) */
     bool expert_offload;           /* experts stay in a file (--expert-offload); ignored by models without any */
     const char *expert_dir;        /* folder of that file; made when it is not there */
@@ -39,6 +41,7 @@ struct engine_loaded {
     int32_t eos_ids[16], n_eos;    /* config and generation_config */
     bool embeds;                   /* of a family whose last hidden state is an embedding (qwen3, MOD-043) */
     int32_t d_model;
+    int32_t reserved_answer;       /* tokens of an answer that says no number (GLM-5.2); 0: no such rule */
 };
 
 /* MB_NO_MEMORY when weights and scratch do not fit the budget (with all numbers); MB_IO when the experts' file cannot be made (the

@@ -194,6 +194,7 @@ struct gen_model_info {
     size_t expert_cache_bytes;   /* memory for offloaded experts, beside weight_bytes; 0: none */
     int64_t created_unix_s;
     int32_t batch;
+    int32_t reserved_context;    /* GLM-5.2: tokens that --context-length reserved (API-284); 0: another family */
 };
 
 /* Next event. wait_ms: 0 = do not wait, < 0 = for ever. Returns false when none came in time. Pointers in the event stay

@@ -125,6 +125,7 @@ void handle_stats(struct http_exchange *x)
     put_batch(&b, s, &e, m);
     put_engine(&b, &e);
     put_experts(&b, &e.experts);
+    if (m->reserved_context > 0) buf_printf(&b, ", \"glm52\": {\"context_length\": %d}", (int)m->reserved_context);
     put_http(&b, s);
     buf_append_str(&b, "}");
     http_reply(x, 200, "application/json", &b);

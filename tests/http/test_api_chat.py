@@ -127,13 +127,26 @@ def test_api046_max_tokens_flag():
         assert p.returncode == 2 and (flag.lstrip("-") in p.stderr or "temperature" in p.stderr), (flag, p.stderr)
 
 
-def test_api047_glm_is_refused_by_name(tmp_path):
-    """API-047 API-284 API-335 API-346: families that are not in this version are refused at load by name, never
-    served as another one; so no /stats has glm52 and no lane is serial+spec."""
-    for name in ("glm_moe_dsa",):
-        model = rig.copy_model(tmp_path / name, config={"model_type": name, "architectures": ["X"]})
-        p = rig.run("serve", model, "--port", 0)
-        assert p.returncode not in (0, -11, -6) and name in p.stderr
+def test_api047_glm_reserves(tmp_path):
+    """API-047 API-284 API-322 API-335 API-346 CFG-057 CFG-094 CFG-102 MOD-038 MOD-039: GLM-5.2 has --context-length tokens (4,096), of which an answer takes 128
+    unless somebody says another number; what does not fit is refused before anything is loaded. No draft is read: its lane is
+    that of any model."""
+    glm = rig.TINY / "glm_moe_dsa"
+    with Server("--context-length", 200, model=glm) as s:
+        a = s.ok(RAW, {"prompt": "hello", "ignore_eos": True})
+        assert a["usage"]["completion_tokens"] == 128 and a["usage"]["lane"] == "batched"
+        assert s.ok(RAW, {"prompt": "hello", "ignore_eos": True, "max_tokens": 9})["usage"]["completion_tokens"] == 9
+        assert s.stats()["glm52"] == {"context_length": 200}
+        e = s.post(RAW, {"prompt": "a b c d e f g h " * 100, "max_tokens": 1})
+        assert e.status_code == 400 and e.json()["error"]["code"] == "context_length_exceeded"
+    for flags, text in ((("--context-length", 128), "does not fit a context of 128"),
+                        (("--context-length", 200, "--max-tokens", 200), "does not fit a context of 200"),
+                        (("--context-length", 100000, "--kv-budget", 0.001, "--max-tokens", 5), "there is memory for")):
+        p = rig.run("serve", glm, "--port", 0, *flags)
+        assert p.returncode not in (0, -11, -6) and text in p.stderr, p.stderr
+    with Server("--context-length", 200) as s:
+        assert "glm52" not in s.stats()
+        assert s.ok(RAW, {"prompt": "hello", "ignore_eos": True, "max_tokens": 300})["usage"]["completion_tokens"] == 300
 
 
 def test_api048_greedy(llama):
