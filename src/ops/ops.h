@@ -54,7 +54,7 @@ struct ops_step_stats {      /* of the last collected step */
     uint64_t n_barriers, barrier_ns, step_ns;
 };
 
-/* Experts that stay in a file (docs/decisions/0006-expert-offload.md); counts since the device was opened. */
+/* Experts that stay in a file (docs/decisions/0007-expert-offload.md); counts since the device was opened. */
 struct ops_expert_stats {
     int32_t n_slots;         /* experts that fit the cache; 0: none stay in a file */
     uint64_t cache_bytes, file_bytes;
