@@ -173,7 +173,7 @@ static mb_status open_model(const struct engine_load *opt, const struct ops **op
 {
     *m = NULL;
     MB_TRY(open_device(opt, ops, dev, err));
-    LOGI("engine", "computing on %s (%s)", (*ops)->device_describe(*dev), opt->device ? opt->device : "the default device");
+    if (*ops != &ops_cpu) LOGI("engine", "computing on %s, as --device says", (*ops)->device_describe(*dev));
     info->usable_bytes = usable_on(*ops, *dev); /* while the weights do not take of it yet */
     struct model_options mo = model_options_of(opt, *ops, *dev);
     mb_status st = model_open(m, opt->dir, &mo, err);
@@ -191,32 +191,23 @@ static mb_status open_model(const struct engine_load *opt, const struct ops **op
 }
 
 /* --expert-offload on a model without experts: nothing is made, the model loads as ever (CFG-120). */
-static mb_status check_offload(struct engine_load *opt, mb_error *err)
+static void check_offload(struct engine_load *opt, const struct model_spec *spec)
 {
-    struct model_spec spec;
     bool any = false;
-    if (!opt->expert_offload) return MB_OK;
-    MB_TRY(model_config_read(&spec, opt->dir, err));
-    for (int32_t i = 0; i < spec.n_layer; i++) any = any || spec.layers[i].mlp != MLP_GATED;
-    model_spec_free(&spec);
+    if (!opt->expert_offload) return;
+    for (int32_t i = 0; i < spec->n_layer; i++) any = any || spec->layers[i].mlp != MLP_GATED;
     if (!any) LOGW("engine", "--expert-offload: ignored, %s has no experts", opt->dir);
     opt->expert_offload = any;
-    return MB_OK;
 }
 
 /* GLM-5.2 plans before anything is loaded (MOD-038, MOD-039, CFG-057, CFG-094, CFG-102): the context that is asked for, an answer in
  * it, and the memory for both. */
-static mb_status reserve(struct engine_load *opt, int32_t *answer, mb_error *err)
+static mb_status reserve(struct engine_load *opt, const struct model_spec *spec, int32_t *answer, mb_error *err)
 {
-    struct model_spec spec;
     struct engine_loaded plan;
+    int32_t n = spec->n_context;
     *answer = 0;
-    if (opt->reserve_context <= 0) return MB_OK;
-    MB_TRY(model_config_read(&spec, opt->dir, err));
-    bool is_glm = strcmp(spec.arch_name, "glm_moe_dsa") == 0;
-    int32_t n = spec.n_context;
-    model_spec_free(&spec);
-    if (!is_glm) return MB_OK;
+    if (opt->reserve_context <= 0 || strcmp(spec->arch_name, "glm_moe_dsa") != 0) return MB_OK;
     if (opt->n_context > 0 && opt->n_context < n) n = opt->n_context;
     if (opt->reserve_context < n) n = opt->reserve_context;
     int32_t want = opt->reserve_answer > 0 ? opt->reserve_answer : RESERVED_ANSWER;
@@ -232,6 +223,19 @@ static mb_status reserve(struct engine_load *opt, int32_t *answer, mb_error *err
     return MB_OK;
 }
 
+/* What the family alone decides, before anything is loaded. */
+static mb_status adapt(struct engine_load *opt, int32_t *answer, mb_error *err)
+{
+    struct model_spec spec;
+    *answer = 0;
+    if (!opt->expert_offload && opt->reserve_context <= 0) return MB_OK;
+    MB_TRY(model_config_read(&spec, opt->dir, err));
+    check_offload(opt, &spec);
+    mb_status st = reserve(opt, &spec, answer, err);
+    model_spec_free(&spec);
+    return st;
+}
+
 mb_status engine_load(struct engine **out, const struct engine_load *opt, struct engine_loaded *info, mb_error *err)
 {
     const struct ops *ops;
@@ -242,8 +246,7 @@ mb_status engine_load(struct engine **out, const struct engine_load *opt, struct
     *out = NULL;
     memset(info, 0, sizeof *info);
     int32_t answer;
-    MB_TRY(check_offload(&before, err));
-    MB_TRY(reserve(&before, &answer, err));
+    MB_TRY(adapt(&before, &answer, err));
     info->reserved_answer = answer;
     MB_TRY(open_model(&before, &ops, &dev, &m, info, err));
     if (!before.memory_budget_bytes) before.memory_budget_bytes = info->usable_bytes;

@@ -537,4 +537,4 @@ def test_cfg050_unix_socket(tmp_path):
 
 def test_serve_wrong_address():
     p = run("serve", LLAMA, "--host", "not an address", "--port", free_port(), status=None)
-    assert p.returncode in (2, 3, 7) and "mlx-bun: host not an address" in p.stderr
+    assert p.returncode in (2, 3, 7) and p.stderr.startswith("mlx-bun: host not an address")
