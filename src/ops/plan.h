@@ -241,6 +241,10 @@ struct plan {
     int32_t max_lora_rank;     /* of an adapter that rows may carry: bounds scratch; 0 = no adapters */
 };
 
+/* May this plan run the row behind m_so_far tokens of its batch? MB_CONTEXT_LENGTH, MB_INVALID (ids), MB_UNSUPPORTED; MB_INTERNAL:
+ * whoever made the batch is wrong. */
+mb_status plan_check_row(const struct plan *p, const struct row *r, int32_t m_so_far, mb_error *err);
+
 /* A LoRA adapter bound to the modules of a plan. u = A x per row (float in, fixed lanes), then B u is added tile by
  * tile in the linear's epilogue: product, bias, then each adapter's delta in stack order (docs/numerics.md section 2).
  * Immutable once made; whoever submits rows keeps it alive until collect (engine/adapter.c counts). */

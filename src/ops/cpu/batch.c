@@ -1,23 +1,6 @@
 /* batch.c: rows of a step to flat arrays: which row, id, index and position each token has, and which tokens draw. */
 #include "ops/cpu/cpu_int.h"
 
-static mb_status check_row(const struct compiled *c, const struct row *r, int32_t m_so_far, mb_error *err)
-{
-    const struct plan *p = c->plan;
-    if (r->n <= 0 || m_so_far + r->n > p->m_max)
-        return mb_fail(err, MB_INTERNAL, "a batch of %d tokens was submitted, the plan holds %d", m_so_far + r->n, p->m_max);
-    if (p->canvas != (r->canvas != NULL) || (r->canvas && (r->draw != DRAW_ALL || r->commit != COMMIT_NEVER)))
-        return mb_fail(err, MB_INTERNAL, "a canvas and an ordinary row go through plans of their own");
-    if (r->rope_axes == 3)
-        return mb_fail(err, MB_UNSUPPORTED, "three-axis positions are not in this version");
-    if (r->i_first < 0 || r->i_first + r->n > p->n_context)
-        return mb_fail(err, MB_CONTEXT_LENGTH, "index %d is beyond the context of %d", r->i_first + r->n, p->n_context);
-    for (int32_t j = 0; j < r->n; j++)
-        if (r->ids[j] < 0 || r->ids[j] >= p->n_vocab)
-            return mb_fail(err, MB_INVALID, "token id %d is outside the vocabulary of %d", r->ids[j], p->n_vocab);
-    return MB_OK;
-}
-
 /* Recurrent layers go on where their state is, and only from a state that will be kept. */
 static mb_status check_state(const struct compiled *c, const struct row *r, mb_error *err)
 {
@@ -55,7 +38,7 @@ mb_status cpu_batch_fill(struct compiled *c, const struct row *rows, int32_t n_r
     b->all_single = true;
     for (int32_t i = 0; i < n_rows; i++) {
         const struct row *r = &rows[i];
-        MB_TRY(check_row(c, r, b->m, err));
+        MB_TRY(plan_check_row(c->plan, r, b->m, err));
         MB_TRY(check_state(c, r, err));
         b->row_first[i] = b->m;
         if (r->n != 1 || r->n_two_way > 0) b->all_single = false;

@@ -9,21 +9,6 @@
 
 #define SMALL_ROW 32 /* rows of fewer tokens go the way of decoding: all splits at once */
 
-static mb_status check_row(const struct compiled *c, const struct row *r, int32_t m_so_far, mb_error *err)
-{
-    const struct plan *p = c->plan;
-    if (r->n <= 0 || m_so_far + r->n > p->m_max)
-        return mb_fail(err, MB_INTERNAL, "a batch of %d tokens was submitted, the plan holds %d", m_so_far + r->n, p->m_max);
-    if (r->rope_axes == 3)
-        return mb_fail(err, MB_UNSUPPORTED, "three-axis positions are not in this version");
-    if (r->i_first < 0 || r->i_first + r->n > p->n_context)
-        return mb_fail(err, MB_CONTEXT_LENGTH, "index %d is beyond the context of %d", r->i_first + r->n, p->n_context);
-    for (int32_t j = 0; j < r->n; j++)
-        if (r->ids[j] < 0 || r->ids[j] >= p->n_vocab)
-            return mb_fail(err, MB_INVALID, "token id %d is outside the vocabulary of %d", r->ids[j], p->n_vocab);
-    return MB_OK;
-}
-
 /* --- layout --- */
 
 static size_t take(size_t *off, size_t bytes)
@@ -181,7 +166,7 @@ mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_
     if (n_rows > c->n_rows_max)
         return mb_fail(err, MB_INTERNAL, "a batch of %d rows was submitted, the plan holds %d", n_rows, c->n_rows_max);
     for (int32_t i = 0; i < n_rows; i++) {
-        MB_TRY(check_row(c, &rows[i], m, err));
+        MB_TRY(plan_check_row(c->plan, &rows[i], m, err));
         m += rows[i].n;
     }
     cuda_batch_layout(c, m <= CUDA_SMALL ? CUDA_SMALL : c->plan->m_max, &b->at);
