@@ -150,6 +150,17 @@ static mb_status bind_plain_stack(struct arena *a, const char *path, const struc
     return MB_OK;
 }
 
+/* A source that was read whole is these pieces of it, one a member of the stack. */
+static void become_slices(struct weight_source *out, const struct bind_request *r, const char *path, const struct weight_slice *slices)
+{
+    out->name = path;
+    out->n = r->n;
+    out->k = r->k;
+    out->w = out->scales = out->biases = NULL;
+    out->slices = slices;
+    out->n_slices = r->n_stack;
+}
+
 /* The same as a module with quantised rows: codes, scales and biases of gate and up in one tensor each. */
 static mb_status bind_quantised_stack(const struct checkpoint *c, struct arena *a, const char *path, const char *published,
                                       const struct tensor_view *w, const struct bind_request *r, struct weight_source *out,
@@ -166,12 +177,7 @@ static mb_status bind_quantised_stack(const struct checkpoint *c, struct arena *
     for (size_t i = 0; i < (size_t)r->n_stack; i++)
         slices[i] = (struct weight_slice){ codes + i * each_w + part_w, s + i * each_s + part_s,
                                            b ? b + i * each_s + part_s : NULL };
-    out->name = path;
-    out->n = r->n;
-    out->k = r->k;
-    out->w = out->scales = out->biases = NULL;
-    out->slices = slices;
-    out->n_slices = r->n_stack;
+    become_slices(out, r, path, slices);
     return MB_OK;
 }
 
@@ -289,12 +295,7 @@ static mb_status bind_halves(const struct model_spec *s, const struct checkpoint
         slices[i].scales = out->scales ? (const uint8_t *)out->scales + first * scale : NULL;
         slices[i].biases = out->biases ? (const uint8_t *)out->biases + first * scale : NULL;
     }
-    out->name = path;
-    out->n = r->n;
-    out->k = r->k;
-    out->w = out->scales = out->biases = NULL;
-    out->slices = slices;
-    out->n_slices = r->n_stack;
+    become_slices(out, r, path, slices);
     out->turned = r->halves_turned;
     return MB_OK;
 }
