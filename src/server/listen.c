@@ -11,6 +11,10 @@
 
 #include "server/server_int.h"
 
+/* What the kernel keeps of an answer that its client does not read (connections inherit it from the listening socket). The kernel's
+ * own limit grows to megabytes a connection, tens of thousands of tokens that nobody asked to see before the row is parked. */
+enum { SEND_BUFFER = 256 * 1024 };
+
 static mb_status listen_unix(struct server *s, const char *path, mb_error *err)
 {
     struct sockaddr_un a = { .sun_family = AF_UNIX };
@@ -32,10 +36,11 @@ static mb_status listen_unix(struct server *s, const char *path, mb_error *err)
 
 static mb_status bind_one(struct server *s, const struct addrinfo *ai, const char *where, mb_error *err)
 {
-    int one = 1;
+    int one = 1, send_buffer = SEND_BUFFER;
     s->listen_fd = socket(ai->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listen_fd < 0) return mb_fail_errno(err, "cannot make a socket for", where);
     setsockopt(s->listen_fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    setsockopt(s->listen_fd, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof send_buffer);
     if (bind(s->listen_fd, ai->ai_addr, ai->ai_addrlen) == 0 && listen(s->listen_fd, 1024) == 0) return MB_OK;
     mb_status st = errno == EADDRINUSE
                        ? mb_fail(err, MB_IO, "%s is in use already; another --port is free with --port 0", where)
