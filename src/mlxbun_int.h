@@ -34,6 +34,7 @@ struct mb_open_extra {
     bool packed_cache;            /* packed weights are kept there too */
     bool expert_offload;          /* experts stay in a file in expert_dir */
     uint64_t expert_cache_bytes;  /* memory for some of them; 0: half of what is left */
+    char device[64];              /* what mb_options.device points to where --tensor-parallel makes the name */
     char expert_dir[1088];        /* "": no place for it */
     char cache_dir[1024];         /* tables of the tokenizer are kept below it; "": nowhere */
 };

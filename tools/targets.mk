@@ -116,6 +116,10 @@ run: all ## fetch the starter model and serve it at 127.0.0.1:8080
 	@dir=$$($(BUILD)/mlx-bun get --starter | tail -n 1) && exec $(BUILD)/mlx-bun serve "$$dir"
 
 .PHONY: bench bench-order fidelity
+$(BUILD)/cuda_ranks: bench/cuda_ranks.c $(BUILD)/libmlxbun.a
+	@mkdir -p $(@D)
+	$(call say,LD )
+	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 $(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_attention: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 $(BUILD)/bench_order: bench/bench_order.c bench/free_avx2.c bench/free_avx512.c bench/free.h $(BUILD)/libmlxbun.a

@@ -6,6 +6,7 @@
  *   clock=MS           clock_now_ns and clock_unix_* run MS milliseconds ahead
  *   step_delay=MS      every engine step sleeps MS milliseconds
  *   prefill_delay=MS   every prefill chunk sleeps MS milliseconds
+ *   rank_death=N       in step N the last of several GPU ranks reads where no memory is, which ends its context
  *   engine_death=N     the engine thread ends at step N
  *   disk_full=N        the N-th file write fails with ENOSPC
  *   expert_read=N      the N-th read of the experts' file fails with EIO (--expert-offload)

@@ -180,11 +180,12 @@ static void append_row(struct buf *b, const struct bar_row *bar, const struct fi
 static mb_status measure(const struct flags *f, const char *path, const struct corpus *c, const struct bar_row *bar,
                          struct fidelity_report *out, mb_error *err)
 {
-    char what[64];
+    char what[64], device[64];
     struct progress p;
+    MB_TRY(model_device_name(f, device, err));
     snprintf(what, sizeof what, "measuring %s", bar->name);
     progress_begin(&p, what, f->quiet.b);
-    struct fidelity_options opt = { .device = f->device.s, .cpu_level = f->cpu_level.given ? f->cpu_level.s : NULL,
+    struct fidelity_options opt = { .device = device, .cpu_level = f->cpu_level.given ? f->cpu_level.s : NULL,
                                     .n_threads = (int)f->threads.i, .tier = bar->tier, .progress = progress_set, .progress_ctx = &p };
     mb_status st = mb_kv_parse(bar->kv, &opt.kv_format, err);
     if (st == MB_OK) st = fidelity_measure(path, c->ids, N_RUNS, RUN_TOKENS, &opt, out, err);

@@ -1,6 +1,7 @@
 /* cmd_prove.c: `mlx-bun prove MODEL`: the promise of docs/numerics.md shown on this machine, line by line. One request is
  * drawn alone; then one thing at a time is changed that must not change a bit. A line that could not be set up as it says
  * is skipped with the reason, never counted as identical. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -190,6 +191,31 @@ static mb_status lines_levels(struct report *r, mb_error *err)
     return MB_OK;
 }
 
+/* On a GPU: the same on one, and split over ranks that share one. Some families and some memories do not allow it. */
+static mb_status lines_ranks(struct report *r, mb_error *err)
+{
+    static const int counts[] = { 1, 2, 4 };
+    char name[64];
+    MB_TRY(model_device_name(r->p.flags, name, err));
+    if (strncmp(name, "cuda", 4) != 0) return MB_OK;
+    int card = name[4] == ':' ? atoi(name + 5) : 0;
+    for (int i = 0; i < 3; i++) {
+        char axis[32], device[64];
+        struct prove_setup s = { .device = device };
+        mb_error why = { 0 };
+        size_t len = (size_t)snprintf(device, sizeof device, "cuda:%d", card);
+        for (int k = 1; k < counts[i]; k++) len += (size_t)snprintf(device + len, sizeof device - len, ",%d", card);
+        snprintf(axis, sizeof axis, "%d rank%s on one GPU", counts[i], counts[i] == 1 ? "" : "s");
+        mb_status st = line_fresh(r, axis, &s, r->n_each, &why);
+        if (st == MB_UNSUPPORTED || st == MB_NO_MEMORY) line_skip(r, axis, why.text);
+        else if (st != MB_OK) {
+            *err = why;
+            return st;
+        }
+    }
+    return MB_OK;
+}
+
 static mb_status lines_all(struct report *r, mb_error *err)
 {
     static const struct prove_setup restart = { 0 };
@@ -199,6 +225,7 @@ static mb_status lines_all(struct report *r, mb_error *err)
     MB_TRY(line_preempted(r, err));
     MB_TRY(lines_threads(r, err));
     MB_TRY(lines_levels(r, err));
+    MB_TRY(lines_ranks(r, err));
     return line_fresh(r, "after a restart", &restart, r->n_each, err);
 }
 

@@ -18,7 +18,7 @@ struct flags {
     /* adapters and drafts */
     struct flag_value adapter, max_lora_rank, draft_model, draft_kind, num_draft_tokens, ngram_max, ngram_min, mtp, context_length;
     /* arithmetic */
-    struct flag_value l1, l2, l3, tier, kv_quant, device, cpu_level, threads;
+    struct flag_value l1, l2, l3, tier, kv_quant, device, tensor_parallel, cpu_level, threads;
     struct flag_value compiled_decode, compiled_activations, fused_sdpa;
     /* sampling and templates */
     struct flag_value thinking, temperature, top_p, top_k, min_p, xtc_probability, xtc_threshold, max_tokens, min_tokens;

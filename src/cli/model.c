@@ -181,13 +181,31 @@ static mb_status set_offload(const struct flags *f, struct mb_open_extra *x, mb_
     return x->cache_dir[0] ? path_join(x->expert_dir, sizeof x->expert_dir, x->cache_dir, "packed", err) : MB_OK;
 }
 
+mb_status model_device_name(const struct flags *f, char out[64], mb_error *err)
+{
+    const char *cards = strchr(f->device.s, ':');
+    int n = (int)f->tensor_parallel.i, named = 1;
+    size_t len = (size_t)snprintf(out, 64, "%s", f->device.s);
+    if (len >= 64) return mb_fail_at(err, MB_INVALID, "device", "--device %.32s... is too long for a device", f->device.s);
+    for (const char *c = cards; c && *c; c++) named += *c == ',';
+    if (!f->tensor_parallel.given || n == named) return MB_OK;
+    if (strncmp(f->device.s, "cuda", 4) != 0)
+        return mb_fail_at(err, MB_INVALID, "tensor-parallel", "--tensor-parallel %d splits a model over GPUs; say --device cuda too", n);
+    if (cards)
+        return mb_fail_at(err, MB_INVALID, "tensor-parallel", "--tensor-parallel %d, but --device %s names %d; name as many cards as there are "
+                          "ranks, or leave one of the two out", n, f->device.s, named);
+    for (int i = 0; i < n; i++) len += (size_t)snprintf(out + len, 64 - len, "%c%d", i ? ',' : ':', i);
+    return MB_OK;
+}
+
 mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_extra *x, mb_error *err)
 {
     *opt = (mb_options){ .size = sizeof *opt };
     *x = (struct mb_open_extra){ .max_tokens = -1 };
     MB_TRY(choose_tier(f, &opt->tier, err));
     opt->kv = f->kv_quant.given || strcmp(opt->tier, "f32") != 0 ? f->kv_quant.s : "f32";
-    opt->device = f->device.s;
+    MB_TRY(model_device_name(f, x->device, err));
+    opt->device = x->device;
     opt->cpu_level = f->cpu_level.given ? f->cpu_level.s : NULL;
     opt->n_threads = (int32_t)f->threads.i;
     opt->batch = (int32_t)f->batch.i;

@@ -13,6 +13,7 @@
 struct prove_setup {
     int32_t n_threads;        /* 0 = default */
     const char *cpu_level;    /* NULL = best */
+    const char *device;       /* NULL = as the flags say */
     int32_t prefill_chunk;    /* 0 = default */
     int32_t n_strangers;      /* running beside the request */
     bool prompt_cache;

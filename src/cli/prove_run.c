@@ -58,6 +58,7 @@ mb_status prove_open(const struct prove *p, const struct prove_setup *s, mb_engi
     opt.prefill_chunk = s->prefill_chunk ? s->prefill_chunk : opt.prefill_chunk;
     if (s->n_threads) opt.n_threads = s->n_threads;
     if (s->cpu_level) opt.cpu_level = s->cpu_level;
+    if (s->device) opt.device = s->device;
     opt.prompt_cache_bytes = s->prompt_cache ? (uint64_t)1 << 30 : UINT64_MAX;
     x.kv_budget_bytes = s->kv_budget_bytes;
     return mb_engine_open_extra(out, p->path, &opt, &x, err);

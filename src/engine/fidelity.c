@@ -31,7 +31,7 @@ static mb_status side_open(struct side *s, const char *device, const char *dir, 
                            const struct fidelity_options *opt, int32_t n_tokens, mb_error *err)
 {
     struct device_options dopt = { .n_threads = opt->n_threads, .cpu_level = opt->cpu_level, .n_ranks = 1 };
-    MB_TRY(ops_parse(device, &s->ops, &dopt.ordinal, err));
+    MB_TRY(ops_parse(device, &s->ops, &dopt, err));
     MB_TRY(s->ops->device_open(&s->dev, &dopt, err));
     struct model_options mopt = { .ops = s->ops, .device = s->dev, .tier = tier, .kv_format = kv_format,
                                   .n_rows_max = 1, .m_max = CHUNK };

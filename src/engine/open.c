@@ -143,7 +143,7 @@ static mb_status open_device(const struct engine_load *opt, const struct ops **o
     struct device_options d = { .n_threads = opt->n_threads, .cpu_level = opt->cpu_level, .n_ranks = 1 };
     char packed[PATH_CAP], experts[PATH_CAP];
     *dev = NULL;
-    MB_TRY(ops_parse(opt->device, ops, &d.ordinal, err));
+    MB_TRY(ops_parse(opt->device, ops, &d, err));
     if (opt->expert_offload && !(*ops)->experts_reserve)
         return mb_fail_at(err, MB_UNSUPPORTED, "expert-offload", "--expert-offload works on the cpu, not on %s", (*ops)->name);
     packed_place(opt, packed, &d.packed_key);

@@ -11,6 +11,7 @@ struct part {
     int64_t n, k, first, n_file;
     struct weight *dst;
     bool absent; /* this layer has none */
+    int32_t split;
 };
 
 static mb_status visit_parts(int i, const struct part *part, size_t n_parts, bind_visit_fn visit, void *ctx, mb_error *err)
@@ -19,7 +20,7 @@ static mb_status visit_parts(int i, const struct part *part, size_t n_parts, bin
     for (size_t p = 0; p < n_parts; p++) {
         if (part[p].absent) continue;
         snprintf(path, sizeof path, "layers.%d.%s", i, part[p].fused ? part[p].fused : part[p].name);
-        struct bind_request r = { .path = path, .n = part[p].n, .k = part[p].k };
+        struct bind_request r = { .path = path, .n = part[p].n, .k = part[p].k, .split = part[p].split };
         if (part[p].fused) {
             r.first = part[p].first;
             r.n_file = part[p].n_file;
@@ -36,12 +37,14 @@ static mb_status visit_attention(struct model *m, int i, bind_visit_fn visit, vo
     struct layer_weights *w = &m->layers[i];
     int64_t nq = (int64_t)l->n_head * l->head_dim, nkv = (int64_t)l->n_head_kv * l->head_dim, all = nq + 2 * nkv;
     const char *qkv = s->fused_qkv ? "self_attn.qkv_proj" : NULL;
+    int64_t n_q = l->attn_gate ? 2 * nq : nq;
+    int32_t q_split = (int32_t)(n_q / l->n_head_kv); /* a KV head stays whole, and so do its query heads */
     bool shared = l->attn == ATTN_SHARED_KV;
     const struct part part[] = {
-        { "self_attn.q_proj", qkv, l->attn_gate ? 2 * nq : nq, s->d_model, 0, all, &w->q, false },
-        { "self_attn.k_proj", qkv, nkv, s->d_model, nq, all, &w->k, shared },
-        { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, all, &w->v, shared || l->v_is_k },
-        { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o, false },
+        { "self_attn.q_proj", qkv, n_q, s->d_model, 0, all, &w->q, false, q_split },
+        { "self_attn.k_proj", qkv, nkv, s->d_model, nq, all, &w->k, shared, l->head_dim },
+        { "self_attn.v_proj", qkv, nkv, s->d_model, nq + nkv, all, &w->v, shared || l->v_is_k, l->head_dim },
+        { "self_attn.o_proj", NULL, s->d_model, nq, 0, 0, &w->o, false, 0 },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -53,9 +56,9 @@ static mb_status visit_mlp(struct model *m, int i, bind_visit_fn visit, void *ct
     int64_t d_ff = s->layers[i].d_ff;
     const char *gate_up = s->fused_gate_up ? "mlp.gate_up_proj" : NULL;
     const struct part part[] = {
-        { "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate, false },
-        { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up, false },
-        { "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down, false },
+        { "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate, false, 0 },
+        { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up, false, 0 },
+        { "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down, false, 0 },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -71,10 +74,10 @@ static mb_status visit_shared(struct model *m, int i, bind_visit_fn visit, void 
     snprintf(up, sizeof up, "%s.up_proj", names->shared);
     snprintf(down, sizeof down, "%s.down_proj", names->shared);
     const struct part part[] = {
-        { names->shared_gate, NULL, 1, d, 0, 0, &w->shared_router, !names->shared_gate },
-        { gate, NULL, width, d, 0, 0, &w->shared_gate, false },
-        { up, NULL, width, d, 0, 0, &w->shared_up, false },
-        { down, NULL, d, width, 0, 0, &w->shared_down, false },
+        { names->shared_gate, NULL, 1, d, 0, 0, &w->shared_router, !names->shared_gate, 0 },
+        { gate, NULL, width, d, 0, 0, &w->shared_gate, false, 0 },
+        { up, NULL, width, d, 0, 0, &w->shared_up, false, 0 },
+        { down, NULL, d, width, 0, 0, &w->shared_down, false, 0 },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -85,7 +88,7 @@ static mb_status visit_experts(struct model *m, int i, bind_visit_fn visit, void
     const struct layer_spec *l = &s->layers[i];
     const struct moe_names *names = s->moe;
     struct layer_weights *w = &m->layers[i];
-    const struct part router = { names->router, NULL, l->n_expert, s->d_model, 0, 0, &w->router, false };
+    const struct part router = { names->router, NULL, l->n_expert, s->d_model, 0, 0, &w->router, false, 0 };
     bool beside = l->mlp == MLP_GATED_MOE;
     int32_t width = beside ? l->d_expert : l->d_ff;
     const struct { const char *stacked, *listed; int64_t n, k; struct weight *dst; } part[] = {
@@ -119,8 +122,8 @@ static mb_status visit_layer_input(struct model *m, int i, bind_visit_fn visit, 
 {
     const struct model_spec *s = &m->spec;
     const struct part part[] = {
-        { "per_layer_input_gate", NULL, s->d_per_layer, s->d_model, 0, 0, &m->layers[i].input_gate, false },
-        { "per_layer_projection", NULL, s->d_model, s->d_per_layer, 0, 0, &m->layers[i].input_out, false },
+        { "per_layer_input_gate", NULL, s->d_per_layer, s->d_model, 0, 0, &m->layers[i].input_gate, false, 0 },
+        { "per_layer_projection", NULL, s->d_model, s->d_per_layer, 0, 0, &m->layers[i].input_out, false, 0 },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }
@@ -162,7 +165,7 @@ mb_status bind_visit(struct model *m, bind_visit_fn visit, void *ctx, mb_error *
     }
     if (s->d_per_layer > 0) MB_TRY(visit_layer_table(m, visit, ctx, err));
     if (s->canvas.n > 0) MB_TRY(visit_signal(m, visit, ctx, err));
-    struct bind_request embed = { .path = "embed_tokens", .n = s->n_vocab, .k = s->d_model, .gather_only = !s->tied_head };
+    struct bind_request embed = { .path = "embed_tokens", .n = s->n_vocab, .k = s->d_model, .gather_only = !s->tied_head, .split = SPLIT_WHOLE };
     MB_TRY(visit(ctx, &embed, &m->embed, err));
     struct bind_request head = { .path = "lm_head", .n = s->n_vocab, .k = s->d_model };
     return s->tied_head ? MB_OK : visit(ctx, &head, &m->head, err);
@@ -260,6 +263,7 @@ static mb_status pack_one(void *ctx, const struct bind_request *r, struct weight
     size_t bytes = 0;
     MB_TRY(bind_source(&p->m->spec, p->c, &p->m->arena, r, &src, err));
     src.i_module = p->m->n_modules++;
+    src.split = dst->split = bind_split(r);
     dst->n = r->n;
     dst->k = r->k;
     dst->group = bind_group(&src);

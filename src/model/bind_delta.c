@@ -25,7 +25,7 @@ mb_status bind_visit_delta(struct model *m, int i, bind_visit_fn visit, void *ct
     char path[128];
     for (int p = 0; p < (d->fused ? 3 : 5); p++) {
         snprintf(path, sizeof path, "layers.%d.linear_attn.%s", i, part[p].name);
-        struct bind_request r = { .path = path, .n = part[p].n, .k = part[p].k };
+        struct bind_request r = { .path = path, .n = part[p].n, .k = part[p].k, .split = SPLIT_NEVER };
         MB_TRY(visit(ctx, &r, part[p].dst, err));
     }
     return MB_OK;

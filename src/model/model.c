@@ -185,6 +185,7 @@ mb_status model_weight_replace(struct model *m, struct weight *w, const struct w
         return mb_fail(err, MB_INVALID, "%s: only numbers of the same shape can be replaced, and only under the f32 tier", w->name);
     s.name = w->name;
     s.i_module = w->i_module;
+    s.split = w->split;
     s.gather_only = (w == &m->embed && !m->spec.tied_head) || w == &m->layer_table;
     m->ops->weight_free(m->device, w);
     return m->ops->pack(m->device, &s, w, err);
@@ -263,6 +264,7 @@ static mb_status size_one(void *ctx, const struct bind_request *r, struct weight
     size_t bytes = 0;
     enum ops_class class;
     MB_TRY(bind_source(&p->m->spec, p->c, &p->m->arena, r, &src, err));
+    src.split = dst->split = bind_split(r);
     MB_TRY(p->m->ops->pack_bytes(p->m->device, &src, &bytes, err));
     MB_TRY(p->m->ops->weight_class(p->m->device, &src, &class, err));
     dst->n = r->n;

@@ -79,6 +79,7 @@ struct bind_request {
                               halves_first on are this one: its rows, or (turned) its columns; NULL = none */
     int32_t halves_first, halves_rows;
     bool halves_turned;
+    int32_t split;         /* as struct weight has it; 0 with n_stack or gather_only: SPLIT_NEVER, SPLIT_WHOLE */
     int64_t first, n_file; /* rows [first, first + n) of a fused matrix of n_file rows; n_file 0: the matrix is not fused */
 };
 /* Look up, check shapes against the config and the quantisation entry, and describe the source. MB_BAD_FORMAT names the
@@ -89,6 +90,11 @@ mb_status bind_source(const struct model_spec *s, const struct checkpoint *c, st
 static inline int32_t bind_group(const struct weight_source *s)
 {
     return s->spec.mode == QUANT_NONE || s->spec.mode == QUANT_MXFP8 || s->turned ? 0 : s->spec.group_size;
+}
+/* How several ranks share it. */
+static inline int32_t bind_split(const struct bind_request *r)
+{
+    return r->n_stack > 0 ? SPLIT_NEVER : r->gather_only ? SPLIT_WHOLE : r->split;
 }
 /* Full module path of a path below the prefix (lm_head lies beside it); arena memory, NULL: no memory. */
 char *bind_path(const struct model_spec *s, struct arena *a, const char *path);

@@ -4,6 +4,8 @@
 
 #include "ops/ops.h"
 
+#define REMEDY "use cpu, cuda, cuda:N (cuda:0 is the first card) or cuda:N,M (a rank on each of these cards)"
+
 static const struct ops *const backends[] = { &ops_cpu, &ops_cuda };
 
 static const struct ops *find(const char *name, size_t len)
@@ -18,20 +20,49 @@ const struct ops *ops_find(const char *name)
     return find(name, strlen(name));
 }
 
-mb_status ops_parse(const char *text, const struct ops **out, int *ordinal, mb_error *err)
+/* "0", "0,1": the cards to opt; false: it is no such list. */
+static bool parse_cards(const char *text, struct device_options *opt)
+{
+    for (opt->n_ranks = 0;; text++) {
+        char *end;
+        long n = strtol(text, &end, 10);
+        if (*text < '0' || *text > '9' || n >= 1024 || opt->n_ranks == OPS_RANKS_MAX) return false;
+        opt->cards[opt->n_ranks++] = (int)n;
+        text = end;
+        if (*text == '\0') break;
+        if (*text != ',') return false;
+    }
+    opt->ordinal = opt->cards[0];
+    return true;
+}
+
+/* Every card once, or one card alone: a rank for each. */
+static bool cards_agree(const struct device_options *opt)
+{
+    bool once = true, one = true;
+    for (int i = 0; i < opt->n_ranks; i++)
+        for (int j = 0; j < i; j++) {
+            once = once && opt->cards[i] != opt->cards[j];
+            one = one && opt->cards[i] == opt->cards[j];
+        }
+    return once || one;
+}
+
+mb_status ops_parse(const char *text, const struct ops **out, struct device_options *opt, mb_error *err)
 {
     size_t len = text ? strcspn(text, ":") : 0;
-    *ordinal = 0;
+    opt->ordinal = opt->cards[0] = 0;
+    opt->n_ranks = 1;
     *out = text ? find(text, len) : backends[0];
-    if (!*out) return mb_fail_at(err, MB_UNSUPPORTED, "device", "device %.32s is not in this build; use cpu, cuda or cuda:N", text);
+    if (!*out) return mb_fail_at(err, MB_UNSUPPORTED, "device", "device %.32s is not in this build; " REMEDY, text);
     if (!text || text[len] == '\0') return MB_OK;
-    char *end;
-    long n = strtol(text + len + 1, &end, 10);
-    bool number = text[len + 1] >= '0' && text[len + 1] <= '9' && *end == '\0' && n < 1024;
-    if (*out == &ops_cpu || !number) {
+    bool list = *out == &ops_cuda && parse_cards(text + len + 1, opt);
+    *out = !list ? NULL : opt->n_ranks > 1 ? &ops_cuda_ranks : &ops_cuda;
+    if (!list) return mb_fail_at(err, MB_INVALID, "device", "device %.32s is not a device, or names more than %d; " REMEDY, text, OPS_RANKS_MAX);
+    if (!cards_agree(opt)) {
         *out = NULL;
-        return mb_fail_at(err, MB_INVALID, "device", "device %.32s is not a device; use cpu, cuda or cuda:N (cuda:0 is the first card)", text);
+        return mb_fail_at(err, MB_INVALID, "device", "device %.32s names a card twice beside others; name each card once (cuda:0,1), or one "
+                          "card alone for ranks that share it (cuda:0,0)", text);
     }
-    *ordinal = (int)n;
     return MB_OK;
 }

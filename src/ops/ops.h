@@ -14,11 +14,14 @@
 struct device;    /* backend's */
 struct compiled;  /* backend's */
 
+#define OPS_RANKS_MAX 8
+
 struct device_options {
     int n_threads;          /* cpu: 0 = physical cores this process may use */
     const char *cpu_level;  /* cpu: NULL = highest */
-    int ordinal;            /* cuda device */
-    int n_ranks;            /* several devices or loopback ranks; 1 */
+    int ordinal;            /* cuda device; of several ranks the first one's */
+    int n_ranks;            /* several devices or loopback ranks; 0, 1: one */
+    int cards[OPS_RANKS_MAX]; /* cuda, several ranks: the device of each; the same everywhere: loopback */
     const char *packed_path; /* cpu: packed weights are kept in this file for the next start; NULL: nowhere */
     uint64_t packed_key;    /* what they come from: another key, another file */
     const char *experts_path; /* cpu: experts stay in this file, made when it is not there; NULL: in memory */
@@ -40,6 +43,7 @@ struct weight_source {
                                 quantised ones are packed as the floats that they stand for */
     int64_t row_step;        /* row o is row o * row_step of the file (two matrices whose rows take turns); 0 = 1 */
     int32_t i_module;
+    int32_t split;           /* as struct weight has it */
     const char *name;
     bool gather_only;        /* only rows are read (an untied embedding): a backend may keep using the mapped source,
                                 which the caller then keeps open as long as the weight */
@@ -159,11 +163,11 @@ struct ops {
  * offset of a page is id * KV_PAGE_UNIT whatever its kind. */
 #define KV_PAGE_UNIT 4096
 
-extern const struct ops ops_cpu, ops_cuda;
+extern const struct ops ops_cpu, ops_cuda, ops_cuda_ranks;
 /* A backend by name; NULL when unknown. "cuda" loads libmlxbun-cuda.so when a device is opened. */
 const struct ops *ops_find(const char *name);
-/* "cpu", "cuda" (the first card), "cuda:1": the backend, and the card to *ordinal. NULL: the first backend. MB_UNSUPPORTED names
- * what is known. */
-mb_status ops_parse(const char *text, const struct ops **out, int *ordinal, mb_error *err);
+/* "cpu", "cuda" (the first card), "cuda:1", "cuda:0,1" (a rank on each of these), "cuda:0,0" (two ranks on one card): the backend,
+ * and its cards to opt->ordinal, n_ranks, cards. NULL: the first backend. MB_UNSUPPORTED names what is known; MB_INVALID. */
+mb_status ops_parse(const char *text, const struct ops **out, struct device_options *opt, mb_error *err);
 
 #endif

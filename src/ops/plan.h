@@ -67,12 +67,16 @@ enum step_op {
 enum route_kind { ROUTE_SOFTMAX_ALL = 0, ROUTE_SOFTMAX_CHOSEN, ROUTE_SIGMOID };
 enum glu_kind { GLU_SILU = 0, GLU_GELU_TANH, GLU_SWIGLU_CLAMPED };
 
+#define SPLIT_WHOLE (-1) /* every rank has all rows: a table whose rows are read */
+#define SPLIT_NEVER (-2) /* no rank can have a part: experts, recurrent layers, latents */
+
 /* A packed weight, owned by the backend that packed it. n, k are public; the rest is the backend's. Where weights may
  * be offloaded, a backend acquires and releases it around the step that uses it. */
 struct weight {
     int64_t n, k;
     int32_t group;      /* of the checkpoint's quantisation; 0: floats */
     int32_t i_module;   /* number of the linear in the model: what adapters, taps and calibration name; -1 = none */
+    int32_t split;      /* rows that several ranks keep together (a KV head's); 0: any 16; SPLIT_WHOLE, SPLIT_NEVER */
     const char *name;   /* checkpoint path without ".weight", owned by the model */
     void *impl;         /* backend's */
 };

@@ -41,7 +41,7 @@ static mb_status open_gpu(struct device **dev, mb_error *err)
 {
     const struct ops *ops;
     struct device_options opt = { .n_ranks = 1 };
-    MB_TRY(ops_parse(device_name(), &ops, &opt.ordinal, err));
+    MB_TRY(ops_parse(device_name(), &ops, &opt, err));
     return ops->device_open(dev, &opt, err);
 }
 
@@ -120,18 +120,18 @@ static void test_devices_are_parsed(void **state)
 {
     static const char *const bad[] = { "tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cpu:0", "cudax", "" };
     const struct ops *ops;
-    int ordinal;
+    struct device_options opt;
     mb_error err;
     (void)state;
-    assert_int_equal(ops_parse("cuda:3", &ops, &ordinal, &err), MB_OK);
+    assert_int_equal(ops_parse("cuda:3", &ops, &opt, &err), MB_OK);
     assert_ptr_equal(ops, &ops_cuda);
-    assert_int_equal(ordinal, 3);
-    assert_int_equal(ops_parse("cuda", &ops, &ordinal, &err), MB_OK);
-    assert_int_equal(ordinal, 0);
-    assert_int_equal(ops_parse(NULL, &ops, &ordinal, &err), MB_OK);
+    assert_int_equal(opt.ordinal, 3);
+    assert_int_equal(ops_parse("cuda", &ops, &opt, &err), MB_OK);
+    assert_int_equal(opt.ordinal, 0);
+    assert_int_equal(ops_parse(NULL, &ops, &opt, &err), MB_OK);
     assert_ptr_equal(ops, &ops_cpu);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_int_not_equal(ops_parse(bad[i], &ops, &ordinal, &err), MB_OK);
+        assert_int_not_equal(ops_parse(bad[i], &ops, &opt, &err), MB_OK);
         assert_non_null(strstr(err.text, "cuda:N"));
         assert_null(ops);
     }

@@ -1,5 +1,5 @@
-/* backend.c: the row of the CUDA backend. */
-#include "ops/cuda/cuda_int.h"
+/* backend.c: the rows of the CUDA backend: one card; several ranks. */
+#include "ops/cuda/ranks_int.h"
 
 const struct ops ops_cuda = {
     .name = "cuda",
@@ -31,5 +31,39 @@ const struct ops ops_cuda = {
     .probe = cuda_probe,
     .weight_class = cuda_weight_class,
     .describe_step = cuda_describe_step,
+    .backward = NULL,
+};
+
+/* Several ranks: ranks_int.h. */
+const struct ops ops_cuda_ranks = {
+    .name = "cuda",
+    .async = false,
+    .device_open = ranks_device_open,
+    .device_close = ranks_device_close,
+    .device_describe = ranks_device_describe,
+    .device_class = ranks_device_class,
+    .memory_free = ranks_memory_free,
+    .pack_bytes = ranks_pack_bytes,
+    .pack = ranks_weight_pack,
+    .weight_free = ranks_weight_free,
+    .act_group = ranks_act_group,
+    .weight_row = ranks_weight_row,
+    .kv_sizes = ranks_kv_sizes,
+    .pool_reserve = ranks_pool_reserve,
+    .page_copy = ranks_page_copy,
+    .pool_release = ranks_pool_release,
+    .page_read = ranks_page_read,
+    .page_write = ranks_page_write,
+    .compile = ranks_compile,
+    .compiled_free = ranks_compiled_free,
+    .scratch_bytes = ranks_scratch_bytes,
+    .submit = ranks_submit,
+    .collect = ranks_collect,
+    .run_range = ranks_run_range,
+    .buffer = ranks_buffer,
+    .stats = ranks_stats,
+    .probe = ranks_probe,
+    .weight_class = ranks_weight_class,
+    .describe_step = ranks_describe_step,
     .backward = NULL,
 };

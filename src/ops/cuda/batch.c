@@ -106,7 +106,7 @@ static void add_units(struct compiled *c, const struct row *r, int32_t tok0)
     bool small = r->n < SMALL_ROW;
     struct ck_attn_unit *units = (struct ck_attn_unit *)(void *)(c->batch_host + (small ? b->at.small : b->at.large));
     int32_t *n_units = small ? &b->n_small : &b->n_large, per = small ? c->attn_small : c->attn_large;
-    for (int32_t j = 0; j < r->n; j += per)
+    for (int32_t j = 0; per > 0 && j < r->n; j += per) /* 0: nothing attends here */
         units[(*n_units)++] = (struct ck_attn_unit){ .tok0 = tok0 + j, .n_tok = r->n - j < per ? r->n - j : per, .i_table = b->n_pages };
 }
 

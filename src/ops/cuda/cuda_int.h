@@ -36,6 +36,7 @@ struct device {
     struct cuda_device_info info;
     char describe[96], class_name[24];
     void *stream;
+    bool stream_is_lent;        /* of another rank on the same card: not closed here */
     struct ck_ctx ctx;
     struct pool *pool;          /* host threads: packing, draws */
     struct cpu_kernels host;    /* the host's sampler */
@@ -157,6 +158,9 @@ enum cuda_constant {
 
 /* load.c: MB_UNSUPPORTED says where it was looked for and what to do. */
 mb_status cuda_library_get(const struct cuda_library **out, mb_error *err);
+/* A library beside the program (or libmlxbun.so), in ../lib of that folder, or where the system's loader looks; NULL: why says why
+ * one that is there cannot be loaded, and is empty when there is none. */
+void *cuda_open_beside(const char *name, char why[256]);
 /* device.c: a code of the library to a status that names the device and `what`. */
 mb_status cuda_check(const struct device *d, int code, const char *what, mb_error *err);
 mb_status cuda_device_open(struct device **out, const struct device_options *opt, mb_error *err);
@@ -212,7 +216,12 @@ const struct ck_x *cuda_input_of(struct compiled *c, buf_id b);
 void cuda_job_fill(const struct sample_pos *pos, int32_t n_vocab, struct cuda_draw_job *out);
 /* Draws of the open block, once the device's are on their way: waits. logits: device, ld floats a row. */
 mb_status cuda_draws_finish(struct compiled *c, const float *logits, size_t ld, mb_error *err);
-/* run.c */
+/* run.c, for whoever drives several compiled plans side by side (ranks_run.c): steps [first, last) as launches; the block of draws
+ * that begins at draw0; its jobs to the device; outputs of the final norm that rows asked for. */
+mb_status cuda_run_steps(struct compiled *c, int32_t first, int32_t last, mb_error *err);
+void cuda_open_block(struct compiled *c, int32_t draw0);
+mb_status cuda_send_jobs(struct compiled *c, mb_error *err);
+mb_status cuda_hidden_out(struct compiled *c, mb_error *err);
 mb_status cuda_submit(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err);
 mb_status cuda_collect(struct compiled *c, mb_error *err);
 mb_status cuda_run_range(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results, int32_t first,

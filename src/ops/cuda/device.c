@@ -80,7 +80,7 @@ void cuda_device_close(struct device *d)
     cuda_adapters_free(d);
     cuda_chunks_free(d);
     if (d->kv) d->lib->free(d->kv);
-    if (d->stream) d->lib->stream_close(d->stream);
+    if (d->stream && !d->stream_is_lent) d->lib->stream_close(d->stream);
     if (d->pool) pool_close(d->pool);
     mb_free(d);
 }

@@ -49,6 +49,15 @@ static int stream_wait(void *stream)
     return (int)cudaStreamSynchronize((cudaStream_t)stream);
 }
 
+static int stream_poll(void *stream, int *done)
+{
+    cudaError_t e = cudaStreamQuery((cudaStream_t)stream);
+    *done = e != cudaErrorNotReady;
+    if (e != cudaErrorNotReady) return (int)e;
+    cudaGetLastError(); /* not being done is no fault */
+    return 0;
+}
+
 static int alloc(void **out, size_t bytes)
 {
     *out = NULL;
@@ -124,6 +133,7 @@ static struct cuda_library table()
     t.stream_open = stream_open;
     t.stream_close = stream_close;
     t.stream_wait = stream_wait;
+    t.stream_poll = stream_poll;
     t.alloc = alloc;
     t.free = free_device;
     t.alloc_host = alloc_host;
@@ -146,6 +156,8 @@ static struct cuda_library table()
     t.gather_input = cs_gather_input;
     t.expert_add = cs_expert_add;
     t.experts_finish = cs_experts_finish;
+    t.join = cs_join;
+    t.join_input = cs_join_input;
     t.sample_scratch_bytes = cs_sample_scratch_bytes;
     t.sample = cs_sample;
     t.ctx_init = ck_ctx_init;

@@ -12,7 +12,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/steps.h"
 
-#define CUDA_LIBRARY_ABI 1 /* a change of any line here, in steps.h or kernels.h */
+#define CUDA_LIBRARY_ABI 2 /* a change of any line here, in steps.h or kernels.h */
 
 struct cuda_device_info {
     char name[64];
@@ -32,6 +32,7 @@ struct cuda_library {
     int (*stream_open)(void **out);
     void (*stream_close)(void *stream);
     int (*stream_wait)(void *stream);
+    int (*stream_poll)(void *stream, int *done); /* does not wait */
     int (*alloc)(void **out, size_t bytes);
     void (*free)(void *p);
     int (*alloc_host)(void **out, size_t bytes); /* pinned */
@@ -60,6 +61,8 @@ struct cuda_library {
                       int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
     int (*experts_finish)(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
                           const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
+    int (*join)(const struct ck_ctx *c, const struct cs_join *a, cudaStream_t st);
+    int (*join_input)(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
     size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);
     int (*sample)(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
                   struct cuda_draw_out *outs, void *scratch, cudaStream_t st);

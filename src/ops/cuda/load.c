@@ -42,34 +42,33 @@ static bool own_folder(char out[PATH_CAP])
     return cut_to_folder(out);
 }
 
-static void *open_in(const char *folder, const char *below, char why[256])
+static void *open_in(const char *folder, const char *below, const char *name, char why[256])
 {
     char path[PATH_CAP + 64];
-    snprintf(path, sizeof path, "%s/%s%s", folder, below, FILE_NAME);
+    snprintf(path, sizeof path, "%s/%s%s", folder, below, name);
     if (access(path, F_OK) != 0) return NULL;
     void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!h) snprintf(why, 256, "%s", dlerror());
     return h;
 }
 
-/* why: of a library that is there and cannot be loaded; else left empty. */
-static void *open_library(char why[256])
+void *cuda_open_beside(const char *name, char why[256])
 {
     char folder[PATH_CAP];
     void *h = NULL;
     why[0] = '\0';
     if (program_folder(folder)) {
-        h = open_in(folder, "", why);
-        if (!h) h = open_in(folder, "../lib/", why);
+        h = open_in(folder, "", name, why);
+        if (!h) h = open_in(folder, "../lib/", name, why);
     }
-    if (!h && own_folder(folder)) h = open_in(folder, "", why);
-    return h ? h : dlopen(FILE_NAME, RTLD_NOW | RTLD_LOCAL);
+    if (!h && own_folder(folder)) h = open_in(folder, "", name, why);
+    return h ? h : dlopen(name, RTLD_NOW | RTLD_LOCAL);
 }
 
 static mb_status find_library(const struct cuda_library **out, mb_error *err)
 {
     char why[256];
-    void *h = open_library(why);
+    void *h = cuda_open_beside(FILE_NAME, why);
     if (!h)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "device cuda: " FILE_NAME " %s%s%s; build it with `make CUDA=1` and keep it "
                           "beside the program, or use --device cpu", why[0] ? "cannot be loaded (" : "was not found beside the program",

@@ -290,7 +290,7 @@ static int run_step(struct compiled *c, const struct plan_step *s, const struct 
     return -1;
 }
 
-static mb_status run_steps(struct compiled *c, int32_t first, int32_t last, mb_error *err)
+mb_status cuda_run_steps(struct compiled *c, int32_t first, int32_t last, mb_error *err)
 {
     static const char *const names[] = { "embed", "norm", "linear", "rope", "attend", "heads", "latent", "index", "delta", "glu", "route", "experts", "draws", "sample",
                                          "signal", "expect" };
@@ -302,7 +302,7 @@ static mb_status run_steps(struct compiled *c, int32_t first, int32_t last, mb_e
 
 /* --- draws --- */
 
-static mb_status send_jobs(struct compiled *c, mb_error *err)
+mb_status cuda_send_jobs(struct compiled *c, mb_error *err)
 {
     const struct cuda_batch *b = &c->batch;
     for (int32_t i = 0; i < b->n_draw_now; i++) cuda_job_fill(b->draws[b->draw0 + i].pos, c->plan->n_vocab, &c->jobs[i]);
@@ -311,7 +311,7 @@ static mb_status send_jobs(struct compiled *c, mb_error *err)
 }
 
 /* The block of draws that begins at draw0. */
-static void open_block(struct compiled *c, int32_t draw0)
+void cuda_open_block(struct compiled *c, int32_t draw0)
 {
     struct cuda_batch *b = &c->batch;
     b->draw0 = draw0;
@@ -328,16 +328,16 @@ static mb_status finish_block(struct compiled *c, mb_error *err)
 static mb_status run_draw_steps(struct compiled *c, int32_t first, int32_t last, mb_error *err)
 {
     for (int32_t at = 0; at < c->batch.n_draw; at += c->batch.n_draw_now) {
-        open_block(c, at);
-        MB_TRY(send_jobs(c, err));
-        MB_TRY(run_steps(c, first, last, err));
+        cuda_open_block(c, at);
+        MB_TRY(cuda_send_jobs(c, err));
+        MB_TRY(cuda_run_steps(c, first, last, err));
         if (last == c->plan->n_steps) MB_TRY(finish_block(c, err));
     }
     return MB_OK;
 }
 
 /* Rows that asked for the final norm's output at their last token. */
-static mb_status hidden_out(struct compiled *c, mb_error *err)
+mb_status cuda_hidden_out(struct compiled *c, mb_error *err)
 {
     const struct cuda_batch *b = &c->batch;
     if (c->i_final_norm >= c->plan->n_steps) return MB_OK;
@@ -388,7 +388,7 @@ static void capture(struct compiled *c, struct cuda_graph *g)
     mb_error why = { 0 };
     int code = lib->graph_begin(c->dev->stream);
     if (code == 0) {
-        mb_status st = run_steps(c, 0, c->plan->n_steps, &why);
+        mb_status st = cuda_run_steps(c, 0, c->plan->n_steps, &why);
         code = lib->graph_end(c->dev->stream, &g->graph);
         if (st != MB_OK && code == 0) code = -1;
     }
@@ -405,11 +405,11 @@ static mb_status run_as_graph(struct compiled *c, bool *done, mb_error *err)
     struct cuda_graph *g = graph_of(c, &n_split);
     *done = false;
     if (!g) return MB_OK;
-    open_block(c, 0);
+    cuda_open_block(c, 0);
     c->batch.n_split = n_split;
     if (!g->graph) capture(c, g);
     if (!c->use_graphs) return MB_OK;
-    MB_TRY(send_jobs(c, err));
+    MB_TRY(cuda_send_jobs(c, err));
     MB_TRY(cuda_check(c->dev, c->dev->lib->graph_run(g->graph, c->dev->stream), "a captured step", err));
     *done = true;
     return finish_block(c, err);
@@ -424,9 +424,9 @@ static mb_status run_all(struct compiled *c, int32_t first, int32_t last, mb_err
     if (done) return MB_OK;
     int32_t i_draws = c->i_draws < last ? c->i_draws : last;
     c->batch.n_draw_now = 0;
-    if (first < i_draws) MB_TRY(run_steps(c, first, i_draws, err));
+    if (first < i_draws) MB_TRY(cuda_run_steps(c, first, i_draws, err));
     if (last > c->i_draws) {
-        MB_TRY(hidden_out(c, err));
+        MB_TRY(cuda_hidden_out(c, err));
         MB_TRY(run_draw_steps(c, first > c->i_draws ? first : c->i_draws, last, err));
     }
     return cuda_check(c->dev, c->dev->lib->stream_wait(c->dev->stream), "the step", err);

@@ -147,6 +147,27 @@ int cs_expert_add(const struct ck_ctx *c, const float *y, int64_t ld_y, const in
 int cs_experts_finish(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
                       const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
 
+/* --- several ranks: columns that were computed apart come together. Sources may lie on this device only --- */
+
+#define CS_RANKS_MAX 8
+struct cs_join {                /* out[token][first[r] + i] = or += part r [token][i], i < n[r] */
+    float *out;
+    int64_t ld_out;
+    int32_t m, n_parts, add;
+    const float *part[CS_RANKS_MAX];
+    int64_t ld[CS_RANKS_MAX];
+    int32_t first[CS_RANKS_MAX], n[CS_RANKS_MAX]; /* rising, without gaps among those with n > 0 */
+};
+int cs_join(const struct ck_ctx *c, const struct cs_join *a, cudaStream_t st);
+
+struct cs_join_input {          /* the same for linear inputs: all of one layout and mul; columns from the last part to out.k_pad are zeros */
+    struct ck_x out;
+    int32_t m, n_parts;
+    struct ck_x part[CS_RANKS_MAX]; /* k: columns, 0 = none; even */
+    int32_t first[CS_RANKS_MAX];
+};
+int cs_join_input(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
+
 /* --- draws --- */
 
 #define CUDA_MAX_HIDDEN 8
