@@ -211,8 +211,9 @@ static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, c
     if (!f->quiet.b) print_card(f, e, path, s, fit);
     server_run(s);
     restore_signals();
+    bool alive = client.alive(client.ctx);
     server_close(s);
-    return MB_OK;
+    return alive ? MB_OK : mb_fail(err, MB_ENGINE_DEAD, "the engine had stopped before the server was; the log above says why");
 }
 
 mb_status serve_run(const struct flags *f, const char *positional, const char *owner, mb_error *err)
