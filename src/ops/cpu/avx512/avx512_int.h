@@ -23,6 +23,7 @@
 void avx512_fill_matmul(struct cpu_kernels *t);
 void avx512_fill_matmul_f32(struct cpu_kernels *t);
 void avx512_fill_lora(struct cpu_kernels *t);
+void avx512_fill_delta(struct cpu_kernels *t);
 void avx512_fill_attention(struct cpu_kernels *t);
 
 /* What the amx level keeps for few rows. */

@@ -8,5 +8,6 @@ void cpu_fill_avx512(struct cpu_kernels *t)
     avx512_fill_matmul(t);
     avx512_fill_matmul_f32(t);
     avx512_fill_lora(t);
+    avx512_fill_delta(t);
     avx512_fill_attention(t);
 }
