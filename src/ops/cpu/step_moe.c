@@ -21,7 +21,8 @@
 #define GATHER_ROWS 64           /* rows of an expert that a tile works on at a time */
 #define CHUNK_ROWS 128           /* tokens of a chunk of the down pass */
 #define MAX_BLOCKS 8             /* blocks of 16 outputs of a tile at most */
-#define TILE_BYTES (64 << 10)    /* of weights, where there are tiles enough for all threads */
+#define TILE_BYTES (64 << 10)    /* of weights, where there are tiles enough for all threads, and few rows */
+#define MANY_ROWS 16             /* of an expert: from here on bringing rows together costs more than a tile's weights */
 
 /* --- route --- */
 
@@ -181,11 +182,13 @@ static struct cpu_act gather(const struct compiled *c, buf_id b, const int32_t *
     return a;
 }
 
-/* Blocks of a tile: whole units, as many as TILE_BYTES hold, fewer where threads would stand idle. */
-static int64_t tile_blocks(const struct compiled *c, const struct weight *w, int64_t n_blocks, int64_t n_others, int64_t unit)
+/* Blocks of a tile: whole units, as many as TILE_BYTES hold (of many rows: as there may be), fewer where threads would stand idle. */
+static int64_t tile_blocks(const struct compiled *c, const struct plan_step *s, const struct weight *w, int64_t n_blocks,
+                           int64_t n_others, int64_t unit)
 {
     int64_t n = TILE_BYTES / (int64_t)((const struct cpu_weight_impl *)w->impl)->packed.block_bytes;
-    n = n > MAX_BLOCKS ? MAX_BLOCKS : n;
+    bool many = (int64_t)c->batch.m * s->u.experts.top_k >= (int64_t)c->moe.n_active * MANY_ROWS;
+    n = n > MAX_BLOCKS || many ? MAX_BLOCKS : n;
     while (n > unit && (n_blocks + n - 1) / n * n_others < 4 * c->n_threads) n /= 2;
     return (n < unit ? unit : n) / unit * unit;
 }
@@ -251,7 +254,7 @@ int64_t cpu_experts_up_open(struct compiled *c, const struct cpu_pass *p, int i_
     if (s->host_point) round_begin(c, s);
     else c->moe.round1 = c->moe.n_active;
     n = c->moe.round1 - c->moe.round0;
-    c->moe.tile_blocks = tile_blocks(c, s->u.experts.gate, n_blocks, n, up_unit(c, s));
+    c->moe.tile_blocks = tile_blocks(c, s, s->u.experts.gate, n_blocks, n, up_unit(c, s));
     int64_t tiles = (n_blocks + c->moe.tile_blocks - 1) / c->moe.tile_blocks;
     return s->host_point ? round_tiles(c, tiles) : n * tiles;
 }
@@ -308,7 +311,7 @@ int64_t cpu_experts_down_open(struct compiled *c, const struct cpu_pass *p, int 
     (void)bounds;
     int64_t n_blocks = p->s->u.experts.gate->k / 16; /* d_model */
     c->moe.n_row_chunks = (c->batch.m + CHUNK_ROWS - 1) / CHUNK_ROWS;
-    c->moe.tile_blocks = tile_blocks(c, p->s->u.experts.down, n_blocks, c->moe.n_row_chunks, 1);
+    c->moe.tile_blocks = tile_blocks(c, p->s, p->s->u.experts.down, n_blocks, c->moe.n_row_chunks, 1);
     return c->moe.n_row_chunks * ((n_blocks + c->moe.tile_blocks - 1) / c->moe.tile_blocks);
 }
 
