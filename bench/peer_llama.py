@@ -1,7 +1,8 @@
 """peer_llama.py: rates of llama.cpp (through llama-cpp-python's low-level calls) on one GGUF file.
 
     peer_llama.py FILE.gguf THREADS N_PROMPT N_DECODE [BATCH] [FLASH]   {"prefill_tok_s", "decode_tok_s"}
-        BATCH sequences decode together (each behind its own prompt); FLASH 0, 1 or "best" of both (the default)
+        BATCH sequences decode together, each behind a prompt of other ids, so that a mixture's experts are as many as with other
+        requests; FLASH 0, 1 or "best" of both (the default)
     peer_llama.py --requantise TYPE FILE.gguf OUT.gguf                  TYPE q4_0 or q4_1
     peer_llama.py --tokenizer FILE.gguf TEXT...                         {"mb_s": [one a text]}
 Greedy decoding without detokenising.
@@ -67,16 +68,16 @@ def decode(ctx, entries):
 def rates(model, threads, n_prompt, n_decode, n_seq, flash):
     ctx = context(model, threads, n_prompt + n_decode + 8, n_seq, flash)
     n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
-    ids = [(i * 37 + 11) % n_vocab for i in range(n_prompt)]
+    prompts = [[(i * 37 + 11 + seq * (4099 + i)) % n_vocab for i in range(n_prompt)] for seq in range(n_seq)]
     begin = time.perf_counter()
     for seq in range(n_seq):
         for first in range(0, n_prompt, 512):
-            part = ids[first:first + 512]
+            part = prompts[seq][first:first + 512]
             last = first + len(part) == n_prompt
             decode(ctx, [(t, first + i, seq, last and i == len(part) - 1) for i, t in enumerate(part)])
     middle = time.perf_counter()
     sampler = lc.llama_sampler_init_greedy()
-    tokens = [ids[-1]] * n_seq
+    tokens = [p[-1] for p in prompts]
     for step in range(n_decode):
         decode(ctx, [(tokens[s], n_prompt + step, s, True) for s in range(n_seq)])
         tokens = [lc.llama_sampler_sample(sampler, ctx, s) for s in range(n_seq)]
