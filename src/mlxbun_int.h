@@ -94,6 +94,8 @@ bool mb_family_known(const char *model_type);
 /* Would it fit here, and with how long a context, by config and headers alone, and how fast would it be (rates NULL, or not
  * measured: 0)? False: they cannot be read. */
 bool mb_model_assess(const char *path, const struct ops_rates *rates, bool *fits, int64_t *max_context, double *decode_tps);
+/* engine_packed_key; "" where there is no such folder. */
+void mb_packed_key(const char *dir, char out[17]);
 /* Bytes this process may still take. */
 size_t mb_memory_available(void);
 

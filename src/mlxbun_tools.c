@@ -121,6 +121,11 @@ bool mb_model_assess(const char *path, const struct ops_rates *rates, bool *fits
     return true;
 }
 
+void mb_packed_key(const char *dir, char out[17])
+{
+    if (engine_packed_key(dir, out, NULL) != MB_OK) out[0] = '\0';
+}
+
 size_t mb_memory_available(void)
 {
     return engine_memory_available();

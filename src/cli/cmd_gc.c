@@ -18,8 +18,9 @@ static void print_plan(const struct gc_plan *p, bool done, const char *verb)
     char size[32];
     for (size_t i = 0; i < p->n_repos; i++) {
         const struct gc_repo *r = &p->repos[i];
-        printf("%s: %d kept, %d pruned, %d skipped; %s\n", r->repo, (int)r->n_kept, (int)r->n_pruned, (int)r->n_skipped,
-               model_size_text(r->bytes, size));
+        model_size_text(r->bytes, size);
+        if (r->n_kept + r->n_pruned + r->n_skipped == 0) printf("%s: %s\n", r->repo, size);
+        else printf("%s: %d kept, %d pruned, %d skipped; %s\n", r->repo, (int)r->n_kept, (int)r->n_pruned, (int)r->n_skipped, size);
         print_items(r);
         for (size_t k = 0; k < r->n_warnings; k++) printf("  warning: %s\n", r->warnings[k]);
     }
@@ -81,6 +82,8 @@ static mb_status run(const struct flags *f, const struct store *s, struct gc_opt
     o->root = s->root;
     o->execute = f->yes.b && !f->dry_run.b; /* REG-094..098 */
     o->force = f->force.b;
+    o->packed_dirs[0] = s->packed_dir;
+    o->packed_dirs[1] = s->expert_dir;
     mb_status st = gc_run(o, &plan, err);
     mb_error shown;
     if (st == MB_OK || plan.n_repos) {

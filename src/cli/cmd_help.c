@@ -9,8 +9,9 @@ static const struct verb verbs[] = {
     { "serve", NULL, CMD_SERVE, 1, "[MODEL] [flags]", "serve a model over HTTP",
       "Loads a model and answers the OpenAI-style API at http://127.0.0.1:8080/v1 until SIGINT or SIGTERM; running requests\n"
       "are then finished, a second signal cuts them off. MODEL is a directory with config.json, OWNER/NAME or part of the\n"
-      "name of a model in the cache, or \"starter\". Without a model the largest one in the cache that fits is served, and where\n"
-      "there is none the starter is fetched.\n\n"
+      "name of a model in the cache, or \"starter\". Without a model the largest one in the cache that fits is served. Where there is\n"
+      "none, the hub's small model is fetched and served, and a better one comes in the background, where it would fit, for the next\n"
+      "start (--no-download: neither); without a hub our own starter is. mlx-bun alone is mlx-bun serve.\n\n"
       "When it is ready it prints the address, the model, how memory is divided, and a first request to try.\n\n"
       "  mlx-bun serve ~/models/SmolLM2-135M-Instruct\n"
       "  mlx-bun serve starter --port 9000 --api-key secret --host 0.0.0.0", cmd_serve },
@@ -166,7 +167,7 @@ void help_print_verb(const struct verb *v)
         flags_print_help(v->bit);
         return;
     }
-    printf("mlx-bun %s: local language models from MLX checkpoints\n\nusage: mlx-bun VERB [arguments] [flags]\n\n", mb_version());
+    printf("mlx-bun %s: local language models from MLX checkpoints\n\nusage: mlx-bun [VERB] [arguments] [flags]   (without a verb: serve)\n\n", mb_version());
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) printf("  %-12s %s\n", verbs[i].name, verbs[i].summary);
     printf("\nmlx-bun help VERB explains a verb and lists its flags; mlx-bun --version prints the version.\n"
            "To begin with: mlx-bun serve starter\n");

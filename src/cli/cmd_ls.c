@@ -2,7 +2,9 @@
 #include <string.h>
 
 #include "cli/store.h"
+#include "hub/packed.h"
 #include "hub/partials.h"
+#include "hub/starter.h"
 
 /* --- scan --- */
 
@@ -115,6 +117,70 @@ static mb_status show_partial(void *ctx, const struct partial *p, mb_error *err)
     return MB_OK;
 }
 
+/* --- packed weights --- */
+
+/* Whose packed weights are these? keys[i] is that of l->rows[i]; the starter's is behind them. NULL: of a folder that nobody knows. */
+struct packed_shown {
+    struct shown shown;
+    const struct model_list *l;
+    char (*keys)[PACKED_KEY_LEN + 1];
+};
+
+static const char *model_of(const struct packed_shown *s, const char *key)
+{
+    for (size_t i = 0; i < s->l->n; i++)
+        if (strcmp(s->keys[i], key) == 0) return s->l->rows[i].repo;
+    return strcmp(s->keys[s->l->n], key) == 0 ? "starter" : NULL;
+}
+
+static mb_status show_packed(void *ctx, const struct packed_file *p, mb_error *err)
+{
+    struct packed_shown *s = ctx;
+    const char *model = model_of(s, p->key), *of = model ? model : "a folder that is not in the cache";
+    char size[32];
+    (void)err;
+    if (s->shown.query && (!model || !strstr(model, s->shown.query))) return MB_OK;
+    s->shown.n++;
+    if (!s->shown.json) {
+        printf("%-52s %9s  %s%s\n", of, model_size_text(p->bytes, size), p->is_leftover ? "packed weights, unfinished" : "packed weights",
+               p->in_use ? ", in use" : " (mlx-bun gc frees them)");
+        return MB_OK;
+    }
+    buf_append_str(s->shown.json, s->shown.n > 1 ? ", {\"path\": " : "{\"path\": ");
+    json_write_string(s->shown.json, p->path, strlen(p->path));
+    buf_append_str(s->shown.json, ", ");
+    write_text(s->shown.json, "model", model);
+    buf_printf(s->shown.json, "\"bytes\": %llu, \"in_use\": %s}", (unsigned long long)p->bytes, p->in_use ? "true" : "false");
+    return MB_OK;
+}
+
+static mb_status list_packed(const struct flags *f, const struct store *s, struct packed_shown *p, mb_error *err)
+{
+    char cache[MODEL_PATH_MAX], starter[MODEL_PATH_MAX];
+    p->keys = mb_calloc(p->l->n + 1, sizeof *p->keys);
+    if (!p->keys) return mb_fail(err, MB_NO_MEMORY, "no memory for the list");
+    for (size_t i = 0; i < p->l->n; i++) mb_packed_key(p->l->rows[i].path, p->keys[i]);
+    if (model_cache_dir(f, cache, sizeof cache, NULL) == MB_OK && starter_is_ready(cache, starter, sizeof starter))
+        mb_packed_key(starter, p->keys[p->l->n]);
+    mb_status st = packed_each(s->packed_dir, show_packed, p, err);
+    if (st == MB_OK && s->expert_dir) st = packed_each(s->expert_dir, show_packed, p, err);
+    mb_free(p->keys);
+    return st;
+}
+
+/* Of every snapshot, not of those alone that are shown. */
+static mb_status each_packed(const struct flags *f, const struct store *s, struct registry *r, struct shown *shown, mb_error *err)
+{
+    struct model_list all;
+    struct packed_shown p = { .shown = *shown, .l = &all };
+    p.shown.n = 0;
+    mb_status st = registry_list(r, s->root, NULL, true, &all, err);
+    if (st == MB_OK) st = list_packed(f, s, &p, err);
+    model_list_free(&all);
+    shown->n += p.shown.n;
+    return st;
+}
+
 /* --- ls --- */
 
 static mb_status filter(const struct flags *f, struct model_list *l, mb_error *err)
@@ -132,18 +198,21 @@ static mb_status filter(const struct flags *f, struct model_list *l, mb_error *e
     return MB_OK;
 }
 
-static mb_status print_text(const struct flags *f, const struct store *s, const struct model_list *l, const char *query, mb_error *err)
+static mb_status print_text(const struct flags *f, const struct store *s, struct registry *r, const struct model_list *l,
+                            const char *query, mb_error *err)
 {
     struct shown shown = { .f = f, .query = query };
     for (size_t i = 0; i < l->n; i++) print_row(f, &l->rows[i]);
     MB_TRY(partials_each(s->root, show_partial, &shown, err));
+    MB_TRY(each_packed(f, s, r, &shown, err));
     if (l->n + shown.n == 0 && !f->quiet.b)
         fprintf(stderr, query ? "nothing in %s matches '%.80s'\n" : "no models in %s: mlx-bun get OWNER/NAME fetches one\n", s->root,
                 query);
     return MB_OK;
 }
 
-static mb_status print_json(const struct flags *f, const struct store *s, const struct model_list *l, const char *query, mb_error *err)
+static mb_status print_json(const struct flags *f, const struct store *s, struct registry *r, const struct model_list *l,
+                            const char *query, mb_error *err)
 {
     struct buf b;
     struct shown shown = { .f = f, .query = query, .json = &b };
@@ -155,6 +224,8 @@ static mb_status print_json(const struct flags *f, const struct store *s, const 
     }
     buf_append_str(&b, "], \"partial\": [");
     mb_status st = partials_each(s->root, show_partial, &shown, err);
+    buf_append_str(&b, "], \"packed\": [");
+    if (st == MB_OK) st = each_packed(f, s, r, &shown, err);
     buf_append_str(&b, "]}\n");
     if (st == MB_OK) st = buf_status(&b, "answer", err);
     if (st == MB_OK) fwrite(b.data, 1, b.len, stdout);
@@ -173,7 +244,7 @@ mb_status cmd_ls(const struct flags *f, const char *const *pos, int n_pos, int *
     MB_TRY(store_registry(&s, false, &r, err));
     mb_status st = registry_list(r, s.root, query, f->all_revisions.b, &list, err);
     if (st == MB_OK) st = filter(f, &list, err);
-    if (st == MB_OK) st = f->json.b ? print_json(f, &s, &list, query, err) : print_text(f, &s, &list, query, err);
+    if (st == MB_OK) st = f->json.b ? print_json(f, &s, r, &list, query, err) : print_text(f, &s, r, &list, query, err);
     model_list_free(&list);
     registry_close(r);
     return st;

@@ -152,10 +152,21 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
 }
 
 /* --- one run --- */
-static mb_status find_model(const struct flags *f, const char *positional, char path[MODEL_PATH_MAX], mb_error *err)
+static mb_status find_model(const struct flags *f, const char *positional, char path[MODEL_PATH_MAX], const char **next, mb_error *err)
 {
+    *next = NULL;
     MB_TRY(model_find(f, positional, false, path, err));
-    return path[0] ? MB_OK : pick_model(f, path, err);
+    return path[0] ? MB_OK : pick_model(f, path, next, err);
+}
+
+/* The model of the next start comes beside the starter (REG-047). A hub that does not answer is a line in the log. */
+static void fetch_next(struct library *l, const char *repo)
+{
+    mb_error err = { .text = "" };
+    if (!l || !repo) return;
+    if (library_get(l, repo, "main", &err) != MB_OK) LOGW("serve", "%s: %s", repo, err.text);
+    else fprintf(stderr, "mlx-bun: %s (about 7.0 GB) is downloaded in the background; the next start serves it. GET /downloads shows how far "
+                 "it is, --no-download leaves it\n", repo);
 }
 
 static mb_status load(const struct flags *f, const char *path, mb_engine **out, mb_error *err)
@@ -196,8 +207,8 @@ static struct library *open_library(const struct flags *f, const char *path, str
     return NULL;
 }
 
-static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, const char *path, struct library *library,
-                       struct serve_fit *fit, mb_error *err)
+static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, const char *path, const char *next,
+                       struct library *library, struct serve_fit *fit, mb_error *err)
 {
     struct engine_client client = mb_engine_client(e);
     struct server_options opt;
@@ -209,6 +220,7 @@ static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, c
     MB_TRY(server_open(&s, &client, &opt, err));
     install_signals(s);
     if (!f->quiet.b) print_card(f, e, path, s, fit);
+    fetch_next(library, next);
     server_run(s);
     restore_signals();
     bool alive = client.alive(client.ctx);
@@ -219,16 +231,17 @@ static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, c
 mb_status serve_run(const struct flags *f, const char *positional, const char *owner, mb_error *err)
 {
     char path[MODEL_PATH_MAX];
+    const char *next;
     mb_engine *e;
     MB_TRY(probe_port(f, err));
-    MB_TRY(find_model(f, positional, path, err));
+    MB_TRY(find_model(f, positional, path, &next, err));
     static struct lock in_use; /* until the process ends: gc and rm leave the snapshot alone */
     get_use(&in_use, path);
     MB_TRY(load(f, path, &e, err));
     warn_near_ceiling(f, path, mb_engine_loaded(e));
     struct serve_fit *fit = serve_fit_open(f, path, e);
     struct library *library = open_library(f, path, fit);
-    mb_status st = serve(f, owner, e, path, library, fit, err);
+    mb_status st = serve(f, owner, e, path, next, library, fit, err);
     library_close(library);
     serve_fit_close(fit);
     mb_engine_close(e);

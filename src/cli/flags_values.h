@@ -10,7 +10,7 @@
 struct flags {
     unsigned command;            /* enum command_bit: whose they are */
     /* model and network */
-    struct flag_value model, query, host, port, unix_path, api_key, allow_host, allow_origin, no_open, keep_billing_header;
+    struct flag_value model, query, host, port, unix_path, api_key, allow_host, allow_origin, no_open, no_download, keep_billing_header;
     /* memory, caches, scheduling */
     struct flag_value memory_budget, kv_budget, packed_cache, prompt_cache, batch, prefill_chunk, body_memory, client_timeout;
     struct flag_value ssd_cache, ssd_cache_max, ssd_cache_verify, ssd_demote_idle, generation_checkpoint;

@@ -59,13 +59,14 @@ static int fail(const mb_error *err, int exit_status)
     return exit_status;
 }
 
-static int run_verb(const struct verb *v, int argc, char **argv)
+/* first: index of the argument behind the verb. */
+static int run_verb(const struct verb *v, int argc, char **argv, int first)
 {
     static struct flags flags; /* large; lives as long as the process */
     const char *pos[8] = { NULL };
     int n_pos, exit_status = 0;
     mb_error err = { 0 };
-    if (flags_parse(&flags, v->bit, argc, argv, 2, pos, v->n_positional, &n_pos, &err) != MB_OK) return fail(&err, EXIT_USAGE);
+    if (flags_parse(&flags, v->bit, argc, argv, first, pos, v->n_positional, &n_pos, &err) != MB_OK) return fail(&err, EXIT_USAGE);
     set_log(&flags, v->bit);
     mb_status st = MB_OK;
     if (flags.help.b) help_print_verb(v);
@@ -82,10 +83,34 @@ static int usage(void)
     return cli_flush(&err) == MB_OK ? 0 : 1;
 }
 
+/* The reference program's verbs for learned quantisation are no part of this one (REG-213). */
+static bool is_learned_quantisation(const char *name)
+{
+    static const char *const names[] = { "awq", "dwq", "gptq", "dynamic_quant", "dynamic-quant" };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(names[i], name) == 0) return true;
+    return false;
+}
+
+static int unknown_verb(const char *name)
+{
+    size_t n;
+    const struct verb *verbs = cli_verbs(&n);
+    if (is_learned_quantisation(name)) {
+        fprintf(stderr, "mlx-bun: %s is not implemented: quantisation that learns is no part of this program; mlx-bun convert --target-bpw "
+                "chooses bits by measured sensitivity\n", name);
+        return EXIT_USAGE;
+    }
+    fprintf(stderr, "mlx-bun: unknown verb '%.40s'; the verbs are:", name);
+    for (size_t i = 0; i < n; i++) fprintf(stderr, " %s", verbs[i].name);
+    fprintf(stderr, " (mlx-bun help)\n");
+    return EXIT_USAGE;
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN); /* a reader that goes away is a failed write, not a death */
-    if (argc < 2) return usage();
+    if (argc < 2) return run_verb(cli_verb_find("serve"), argc, argv, 1); /* REG-045 */
     const char *name = argv[1];
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0 || strcmp(name, "version") == 0) {
         mb_error err;
@@ -94,13 +119,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) return usage();
     const struct verb *v = cli_verb_find(name);
-    if (!v) {
-        fprintf(stderr, "mlx-bun: unknown verb '%.40s'; the verbs are:", name);
-        size_t n;
-        const struct verb *verbs = cli_verbs(&n);
-        for (size_t i = 0; i < n; i++) fprintf(stderr, " %s", verbs[i].name);
-        fprintf(stderr, " (mlx-bun help)\n");
-        return EXIT_USAGE;
-    }
-    return run_verb(v, argc, argv);
+    if (!v && name[0] == '-') return run_verb(cli_verb_find("serve"), argc, argv, 1);
+    if (!v) return unknown_verb(name);
+    return run_verb(v, argc, argv, 2);
 }

@@ -80,6 +80,8 @@ mb_status store_init(struct store *s, const struct flags *f, mb_error *err)
     MB_TRY(layout_root(given(&f->hf_hub_cache), given(&f->hf_home), given(&f->xdg_cache_home), given(&f->home), s->root, err));
     MB_TRY(model_cache_dir(f, cache, sizeof cache, err));
     MB_TRY(path_join(s->registry_path, sizeof s->registry_path, cache, "registry.sqlite", err));
+    MB_TRY(path_join(s->packed_dir, sizeof s->packed_dir, cache, "packed", err));
+    s->expert_dir = f->expert_offload_dir.given && f->expert_offload_dir.s[0] ? f->expert_offload_dir.s : NULL;
     if (s->registry_path[0] != '/') { /* --cache-dir may be relative */
         char full[PATH_MAX];
         MB_TRY(dir_make(cache, err));

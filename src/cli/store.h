@@ -12,6 +12,8 @@
 struct store {
     char root[PATH_MAX];          /* the hub's cache */
     char registry_path[PATH_MAX];
+    char packed_dir[PATH_MAX];    /* of packed weights; the experts' other one is borrowed from the flags, NULL: none */
+    const char *expert_dir;
     char token[512];              /* "" = none */
     struct net_opts net;          /* borrows token and the endpoint of the flags */
     bool offline;
@@ -32,8 +34,8 @@ mb_status store_copy_path(char out[MODEL_PATH_MAX], const char *path, mb_error *
 mb_status store_parse_gb(const char *text, const char *flag, uint64_t *bytes, mb_error *err);
 
 /* pick.c: the model of `serve` without one (REG-046..049): e4b when it is there, else the largest that fits and is supported;
- * else the hub's starter; else ours, saying why. */
-mb_status pick_model(const struct flags *f, char path[MODEL_PATH_MAX], mb_error *err);
+ * else the hub's starter; else ours, saying why. *next: a repository to be downloaded in the background for the next start, or NULL. */
+mb_status pick_model(const struct flags *f, char path[MODEL_PATH_MAX], const char **next, mb_error *err);
 
 /* watch.c: bytes on their way that a person watches: one line on a terminal, plain lines elsewhere, nothing with quiet; and an
  * orderly end at SIGINT and SIGTERM, which are taken from begin to end. One at a time. */

@@ -99,15 +99,24 @@ uint64_t engine_model_identity(const char *dir)
     return sum;
 }
 
+mb_status engine_packed_key(const char *dir, char out[17], mb_error *err)
+{
+    char *real = realpath(dir, NULL);
+    out[0] = '\0';
+    if (!real) return mb_fail_errno(err, "opening", dir);
+    snprintf(out, 17, "%016llx", (unsigned long long)XXH3_64bits(real, strlen(real)));
+    free(real);
+    return MB_OK;
+}
+
 /* A model directory's file in a folder: named by its path, keyed by what its files are. The folder is made. */
 static mb_status place_of(const char *dir, const char *folder, const char *suffix, char path[PATH_CAP], uint64_t *key, mb_error *err)
 {
-    char name[40], *real = realpath(dir, NULL);
+    char name[40], stem[17];
     path[0] = '\0';
-    if (!real) return mb_fail_errno(err, "opening", dir);
-    snprintf(name, sizeof name, "%016llx%s", (unsigned long long)XXH3_64bits(real, strlen(real)), suffix);
-    *key = engine_model_identity(real);
-    free(real);
+    MB_TRY(engine_packed_key(dir, stem, err));
+    snprintf(name, sizeof name, "%s%s", stem, suffix);
+    *key = engine_model_identity(dir);
     MB_TRY(dir_make(folder, err));
     return path_join(path, PATH_CAP, folder, name, err);
 }

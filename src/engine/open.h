@@ -57,6 +57,9 @@ size_t engine_memory_available_at(const char *root);
 mb_status engine_load_estimate(const struct engine_load *opt, struct engine_loaded *info, struct model_size *size, mb_error *err);
 /* Changes when a file of the model does: config.json and the weight files as they lie there. 0: no such folder. */
 uint64_t engine_model_identity(const char *dir);
+/* How the files of packed weights and of experts of a model directory begin, of its real path: "<key>.bin", "<key>-shared.bin",
+ * "<key>.experts". MB_NOT_FOUND, MB_IO: there is no such folder. */
+mb_status engine_packed_key(const char *dir, char out[17], mb_error *err);
 /* Measure the device of these options (ops.h); seconds 0: say only its name. Loads no model. */
 mb_status engine_probe(const struct engine_load *opt, double seconds, struct ops_rates *out, char device[96], mb_error *err);
 

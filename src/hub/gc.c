@@ -20,7 +20,7 @@
 
 const char *gc_kind_name(enum gc_kind k)
 {
-    static const char *const names[] = { "snapshot", "blob", "partial", "repository", "leftover" };
+    static const char *const names[] = { "snapshot", "blob", "partial", "repository", "leftover", "packed" };
     return names[k];
 }
 
@@ -308,7 +308,7 @@ static mb_status decide_repo(struct gc_work *w, mb_error *err)
     return decide_collect(w, err);
 }
 
-static mb_status repo_begin(struct gc_work *w, const char *repo, mb_error *err)
+mb_status gc_repo_begin(struct gc_work *w, const char *repo, mb_error *err)
 {
     struct gc_plan *p = w->plan;
     if (p->n_repos == p->cap_repos) {
@@ -328,8 +328,7 @@ static mb_status repo_begin(struct gc_work *w, const char *repo, mb_error *err)
     return MB_OK;
 }
 
-/* Keep the report when it says something. */
-static void repo_end(struct gc_work *w)
+void gc_repo_end(struct gc_work *w)
 {
     if (w->repo->n_items || w->repo->n_warnings || w->repo->n_kept + w->repo->n_skipped > 0) {
         w->plan->n_repos++;
@@ -346,7 +345,7 @@ static mb_status run_repo(struct gc_work *w, const char *folder, const char *rep
     struct lock lock = { .fd = -1 };
     w->folder = folder;
     MB_TRY(path_join(w->dir, sizeof w->dir, w->o->root, folder, err));
-    mb_status st = repo_begin(w, repo, err);
+    mb_status st = gc_repo_begin(w, repo, err);
     if (st == MB_OK) st = get_marker_path(w->o->root, repo, marker, err);
     if (st == MB_OK) { /* nobody may begin to download while we look and remove */
         if (!w->o->execute) w->downloading = marker_is_held(marker);
@@ -355,7 +354,7 @@ static mb_status run_repo(struct gc_work *w, const char *folder, const char *rep
     if (st == MB_OK) st = decide_repo(w, err);
     for (size_t i = 0; st == MB_OK && w->o->execute && i < w->repo->n_items; i++) st = do_item(w, &w->repo->items[i], err);
     lock_release(&lock);
-    repo_end(w);
+    gc_repo_end(w);
     return st;
 }
 
@@ -375,10 +374,10 @@ static mb_status run_folder(void *ctx, const char *dir, const char *name, mb_err
 static mb_status run_leftovers(struct gc_work *w, mb_error *err)
 {
     w->folder = "";
-    MB_TRY(repo_begin(w, "(removed before)", err));
+    MB_TRY(gc_repo_begin(w, "(removed before)", err));
     mb_status st = layout_each(w->o->root, decide_leftover, w, err);
     for (size_t i = 0; st == MB_OK && w->o->execute && i < w->repo->n_items; i++) st = do_item(w, &w->repo->items[i], err);
-    repo_end(w);
+    gc_repo_end(w);
     return st;
 }
 
@@ -389,6 +388,7 @@ mb_status gc_run(const struct gc_opts *o, struct gc_plan *plan, mb_error *err)
     arena_init(&plan->arena, PLAN_LIMIT);
     w.in_use = inuse_blobs(o->root);
     mb_status st = w.in_use ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for the plan");
+    if (st == MB_OK && !o->rm && !o->repo) st = gc_run_packed(&w, err);
     if (st == MB_OK) st = layout_each(o->root, run_folder, &w, err);
     if (st == MB_OK && !o->rm && !o->repo) st = run_leftovers(&w, err);
     if (st == MB_OK && o->rm && plan->n_repos == 0)

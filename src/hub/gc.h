@@ -4,7 +4,8 @@
  * Rails: a snapshot that a file of refs/ names stays; so does one with a file that no kept snapshot has (unless forced); one that a
  * program uses (a server's marker, a mapped blob) stays always; a repository that something is downloading into is left alone; so
  * is one without refs, or whose refs name a missing snapshot; blobs go last, and only those that no link of a surviving snapshot
- * names; files with unknown names stay. Of a repository left alone for its refs only abandoned partials go (B-124).
+ * names; files with unknown names stay. Packed weights are made again by the next start that wants them and go before all else,
+ * unless a program has them open. Of a repository left alone for its refs only abandoned partials go (B-124).
  */
 #ifndef HUB_GC_H
 #define HUB_GC_H
@@ -12,11 +13,11 @@
 #include "base/mem.h"
 #include "hub/layout.h"
 
-enum gc_kind { GC_SNAPSHOT = 0, GC_BLOB, GC_PARTIAL, GC_REPO, GC_LEFTOVER };
+enum gc_kind { GC_SNAPSHOT = 0, GC_BLOB, GC_PARTIAL, GC_REPO, GC_LEFTOVER, GC_PACKED };
 
 struct gc_item {
     enum gc_kind kind;
-    const char *path;            /* relative to the root */
+    const char *path;            /* relative to the root; absolute: packed weights */
     uint64_t bytes;              /* that removing it frees: links count nothing, each blob once */
     bool removed;
 };
@@ -38,6 +39,7 @@ struct gc_opts {
     bool rm;                     /* remove repo (a name must be given), instead of collecting garbage */
     bool execute;                /* else nothing is touched */
     bool force;
+    const char *packed_dirs[2];  /* folders of packed weights (hub/packed.h), looked at when repo is NULL; NULL: none */
 };
 
 struct gc_plan {

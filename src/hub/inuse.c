@@ -10,23 +10,47 @@
 
 #include "hub/names.h"
 
-/* ".../blobs/<digest>" below root, perhaps with " (deleted)" behind. False: no memory. */
-static bool take_path(json_t *set, const char *root, const char *path)
+/* What a path below root (the string has '/' behind root) says. False: no memory. */
+typedef bool (*take_fn)(json_t *set, const char *below, size_t len);
+
+/* ".../blobs/<digest>", perhaps with " (deleted)" behind. */
+static bool take_blob(json_t *set, const char *below, size_t len)
 {
     char digest[NAME_DIGEST_MAX];
-    size_t n_root = strlen(root);
-    if (strncmp(path, root, n_root) != 0 || path[n_root] != '/') return true;
-    const char *at = strstr(path + n_root, "/blobs/");
-    if (!at) return true;
+    const char *at = strstr(below, "/blobs/"), *end = below + len;
+    if (!at || at + 7 > end) return true;
     at += 7;
-    size_t len = strspn(at, "0123456789abcdef");
-    if (len >= sizeof digest || (at[len] != '\0' && at[len] != '\n' && at[len] != ' ')) return true;
-    memcpy(digest, at, len);
-    digest[len] = '\0';
+    size_t n = strspn(at, "0123456789abcdef");
+    if (n >= sizeof digest || (at + n != end && at[n] != ' ')) return true;
+    memcpy(digest, at, n);
+    digest[n] = '\0';
     return !name_is_digest(digest) || json_object_set_new(set, digest, json_true()) == 0;
 }
 
-static bool take_maps(json_t *set, const char *root, const char *pid)
+/* "/<name>" alone. */
+static bool take_name(json_t *set, const char *below, size_t len)
+{
+    char name[NAME_MAX + 1];
+    if (len < 2 || len > sizeof name || memchr(below + 1, '/', len - 1)) return true;
+    memcpy(name, below + 1, len - 1);
+    name[len - 1] = '\0';
+    return json_object_set_new(set, name, json_true()) == 0;
+}
+
+struct search {
+    const char *root;
+    take_fn take;
+    json_t *set;
+};
+
+static bool take_path(const struct search *s, const char *path)
+{
+    size_t n_root = strlen(s->root);
+    if (strncmp(path, s->root, n_root) != 0 || path[n_root] != '/') return true;
+    return s->take(s->set, path + n_root, strcspn(path + n_root, "\n"));
+}
+
+static bool take_maps(const struct search *s, const char *pid)
 {
     char path[300], *line = NULL;
     size_t cap = 0;
@@ -36,14 +60,14 @@ static bool take_maps(json_t *set, const char *root, const char *pid)
     if (!f) return true;
     while (ok && getline(&line, &cap, f) > 0) {
         const char *name = strchr(line, '/');
-        if (name) ok = take_path(set, root, name);
+        if (name) ok = take_path(s, name);
     }
     free(line); /* getline's own */
     fclose(f);
     return ok;
 }
 
-static bool take_fds(json_t *set, const char *root, const char *pid)
+static bool take_fds(const struct search *s, const char *pid)
 {
     char dir[300], path[600], target[PATH_MAX];
     snprintf(dir, sizeof dir, "/proc/%s/fd", pid);
@@ -55,24 +79,34 @@ static bool take_fds(json_t *set, const char *root, const char *pid)
         ssize_t n = readlink(path, target, sizeof target - 1);
         if (n <= 0) continue;
         target[n] = '\0';
-        ok = take_path(set, root, target);
+        ok = take_path(s, target);
     }
     if (d) closedir(d);
     return ok;
 }
 
-json_t *inuse_blobs(const char *root)
+static json_t *find(const char *root, take_fn take)
 {
     char real[PATH_MAX];
-    json_t *set = json_object();
-    DIR *d = set && realpath(root, real) ? opendir("/proc") : NULL;
-    bool ok = set != NULL;
+    struct search s = { real, take, json_object() };
+    DIR *d = s.set && realpath(root, real) ? opendir("/proc") : NULL;
+    bool ok = s.set != NULL;
     for (struct dirent *e; ok && d && (e = readdir(d));) {
         if (e->d_name[0] < '1' || e->d_name[0] > '9') continue;
-        ok = take_maps(set, real, e->d_name) && take_fds(set, real, e->d_name);
+        ok = take_maps(&s, e->d_name) && take_fds(&s, e->d_name);
     }
     if (d) closedir(d);
-    if (ok) return set;
-    json_decref(set);
+    if (ok) return s.set;
+    json_decref(s.set);
     return NULL;
+}
+
+json_t *inuse_blobs(const char *root)
+{
+    return find(root, take_blob);
+}
+
+json_t *inuse_files(const char *dir)
+{
+    return find(dir, take_name);
 }

@@ -388,12 +388,20 @@ def test_get_arguments():
 def test_version_and_help():
     assert re.fullmatch(r"mlx-bun \d+\.\d+\.\d+( .*)?\n", run("--version").stdout)
     top = run("help").stdout
-    assert top == run("--help").stdout == run().stdout
+    assert top == run("--help").stdout
+    assert "--port must be" in run("--port", "many", status=2).stderr  # REG-045: without a verb it is serve
     for verb in ("serve", "generate", "convert", "get", "show-prompt", "doctor", "prove", "perplexity", "help"):
         assert verb in top
         assert run("help", verb).stdout == run(verb, "--help").stdout
     assert "unknown verb" in run("frobnicate", status=2).stderr
     run("help", "frobnicate", status=3)
+
+
+@pytest.mark.parametrize("verb", ["awq", "dwq", "gptq", "dynamic_quant"])
+def test_reg213_learned_quantisation(verb):
+    """REG-213"""
+    p = run(verb, "--model", "x", status=2)
+    assert "not implemented" in p.stderr and "--target-bpw" in p.stderr and not p.stdout
 
 
 def test_cfg011_help_lists_every_flag_of_the_reference():

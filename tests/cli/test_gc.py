@@ -3,11 +3,13 @@ are killed half way."""
 import json
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from hub_rig import (LLAMA, TORTURE, Hub, Store, check_snapshot, digest_of, model_files, sha256, small_files)
 
 NAME = "org/tiny"
+STARTER, E4B = "mlx-community/MiniCPM5-1B-OptiQ-4bit", "mlx-community/gemma-4-e4b-it-OptiQ-4bit"
+UNWANTED = (".gitattributes", "pytorch_model.bin")
 
 
 @pytest.fixture
@@ -368,6 +372,77 @@ def test_gc_one_repository(alone):
     assert "not a revision" in alone.run("gc", "org/more@main", status=2).stderr
 
 
+# --- packed weights ---
+
+
+def packed_rows(store):
+    return store.json("ls")["packed"]
+
+
+def start_packed(store, name):
+    """A server over the packed weights of its model: the first start writes them, this one maps them."""
+    store.run("generate", name, "--packed-cache", "--prompt", "hi", "--max-tokens", "2")
+    p = store.start("serve", name, "--port", "0", "--packed-cache")
+    for line in p.stdout:
+        if "url " in line:
+            break
+    return p
+
+
+def test_packed_weights_are_listed_and_go_first(alone):
+    """design.md section 4: files of --packed-cache are listed by ls, with their model; gc frees them before all else, exactly those
+    that it lists, but none that a program has mapped and no file that is not ours."""
+    plant(alone, NAME, model_files())
+    plant(alone, "org/two", model_files())
+    for name in (NAME, "org/two"):
+        alone.run("generate", name, "--packed-cache", "--prompt", "hi", "--max-tokens", "2")
+    folder = alone.home / "own/packed"
+    (folder / "notes.txt").write_text("mine")
+    (folder / ("a" * 16 + ".bin.tmp.999999999.0")).write_bytes(b"unfinished")  # of a writer that was killed
+    (folder / ("b" * 16 + ".bin")).write_bytes(b"of a folder that is gone")
+    rows = {r["path"].rsplit("/", 1)[1]: r for r in packed_rows(alone)}
+    assert {r["model"] for r in rows.values()} == {NAME, "org/two", None} and len(rows) == 4
+    assert all(r["bytes"] == (folder / n).stat().st_size and not r["in_use"] for n, r in rows.items())
+    text = alone.run("ls").stdout
+    assert text.count("packed weights") == 4 and "packed weights, unfinished" in text
+    assert alone.run("ls", "two").stdout.count("packed weights") == 1
+    p = start_packed(alone, NAME)
+    mine = next(r for r in packed_rows(alone) if r["model"] == NAME)
+    assert mine["in_use"]
+    before = {x.name: x.read_bytes() for x in folder.iterdir()}
+    plan = alone.json("gc", "--dry-run", "--yes")
+    assert {x.name: x.read_bytes() for x in folder.iterdir()} == before
+    first = plan["repos"][0]
+    assert first["repo_id"] == "(packed weights)" and mine["path"] in first["warnings"][0]
+    assert {i["path"] for i in first["items"]} == {r["path"] for r in rows.values()} - {mine["path"]}
+    assert {i["kind"] for i in first["items"]} == {"packed", "leftover"}
+    assert plan["bytes"] == sum(i["bytes"] for i in first["items"])
+    done = alone.json("gc", "--yes")
+    assert done["repos"] == plan["repos"] and done["bytes"] == plan["bytes"]
+    assert {x.name for x in folder.iterdir()} == {"notes.txt", mine["path"].rsplit("/", 1)[1]}
+    end(p)
+    assert alone.json("gc", NAME)["bytes"] == 0  # one repository: what belongs to none is not looked at
+    assert alone.json("gc", "--yes")["bytes"] == mine["bytes"] and packed_rows(alone) == []
+    assert "can be freed" not in alone.run("gc").stdout
+
+
+def test_experts_of_an_offload_are_no_weights(alone):
+    """REG-161: a file of experts beside the model is not counted by scan; ls and gc find it where the variable says."""
+    commit = plant(alone, NAME, {p.name: p.read_bytes() for p in (LLAMA.parent / "qwen3_moe").iterdir() if p.is_file()})
+    snapshot = alone.repo(NAME) / "snapshots" / commit
+    size = alone.json("ls")["models"][0]["size_bytes"]
+    alone.env["MLX_BUN_EXPERT_OFFLOAD"] = str(snapshot)
+    alone.run("generate", NAME, "--prompt", "hi", "--max-tokens", "2")
+    (file,) = snapshot.glob("*.experts")
+    (snapshot / ".mlx-bun-offload").write_bytes(b"x" * 1000)
+    alone.run("scan")
+    (row,) = alone.json("ls")["models"]
+    assert row["size_bytes"] == size and row["complete"]
+    assert [(r["path"], r["model"], r["bytes"]) for r in packed_rows(alone)] == [(str(file), NAME, file.stat().st_size)]
+    assert [i["path"] for i in alone.json("gc", "--yes")["repos"][0]["items"]] == [str(file)] and not file.exists()
+    assert alone.run("generate", NAME, "--prompt", "hi", "--max-tokens", "2").stdout
+
+
 # --- killed half way ---
 
 
@@ -451,3 +526,82 @@ def test_serve_picks_the_largest_that_fits(alone):
     plant(alone, "org/largest-but-unknown", odd)
     card, err = serve_card(alone)
     assert "serving org/small from the cache" in err and "models--org--small" in card
+    plant(alone, "org/larger", {**model_files(), "model-2.safetensors": header({"more": ("F32", [300000], 1200000)})})
+    assert alone.json("ls", "org/larger")["models"][0]["size_bytes"] > 1200000
+    assert "serving org/larger from the cache" in serve_card(alone)[1]
+    plant(alone, E4B, model_files())
+    card, err = serve_card(alone)
+    assert f"serving {E4B} from the cache" in err and "gemma-4-e4b" in card
+
+
+def downloads(http):
+    """What is said of each repository; the newest is the first of the list."""
+    rows = json.loads(urllib.request.urlopen(http + "/downloads").read())["downloads"]
+    return {d["repo_id"]: d["state"] for d in reversed(rows)}
+
+
+def serving(store, *args):
+    """A server without a model's name: the process, its address, the model's folder."""
+    p = store.start(*args)
+    card = ""
+    for line in p.stdout:
+        card += line
+        if line.startswith("  model "):
+            card += p.stdout.readline()
+            break
+    assert "model" in card, p.stderr.read()
+    return p, re.search(r"url +(http://\S+)/v1", card)[1], card
+
+
+def end(p):
+    p.send_signal(signal.SIGTERM)
+    return p.communicate(timeout=300)[1]
+
+
+def test_first_start(hub, store):
+    """REG-045 REG-047 REG-048 REG-049 CFG-038: nothing in the cache: the hub's starter is fetched and served, the better one comes
+    in the background, over a start that ended in between, and is what the next one serves. No verb is serve."""
+    hub.repo(STARTER).commit(model_files())
+    files = {**model_files(), "notes.json": b"[]"}
+    hub.repo(E4B).commit(files)
+    hub.fault("notes.json", "hold", 1, times=1)
+    p, http, card = serving(store, "--port", "0", "--memory-budget", "20")
+    assert "MiniCPM5-1B-OptiQ-4bit" in card
+    assert hub.held.wait(300)
+    assert downloads(http)[E4B] == "active" and downloads(http)[STARTER] == "done"
+    assert E4B in end(p)  # it says so
+    assert not (store.repo(E4B) / "refs/main").exists()
+    hub.release.set()
+    p, http, card = serving(store, "serve", "--port", "0", "--memory-budget", "20")
+    assert "MiniCPM5-1B-OptiQ-4bit" in card
+    deadline = time.monotonic() + 300
+    while downloads(http)[E4B] != "done":  # what the first start says of it is there until this one begins
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    end(p)
+    check_snapshot(store.repo(E4B) / "snapshots" / hub.repo(E4B).refs["main"], {k: v for k, v in files.items() if k not in UNWANTED})
+    hub.requests.clear()
+    p, http, card = serving(store, "--port", "0")
+    assert "gemma-4-e4b" in card
+    end(p)
+    assert not hub.requests
+
+
+@pytest.mark.parametrize("args, env", [(["--no-download"], {}), ([], {"HF_HUB_OFFLINE": "1"})])
+def test_first_start_fetches_nothing(hub, tmp_path, args, env):
+    """CFG-038: --no-download and the offline switch: no request to the hub; our own starter, if anything."""
+    s = Store(tmp_path, hub, PATH="/nowhere", **env)  # no python3, so no pip that could fetch it
+    hub.repo(STARTER).commit(model_files())
+    p = s.start("serve", "--port", "0", *args)
+    _, err = p.communicate(timeout=300)
+    assert p.returncode != 0 and "SmolLM2" in err and not hub.requests
+
+
+def test_first_start_brings_nothing_that_does_not_fit(hub, store):
+    """REG-047: a model larger than the memory that may be used is not fetched; nor one beside a starter that was there already."""
+    hub.repo(STARTER).commit(model_files())
+    hub.repo(E4B).commit(model_files())
+    for memory in ("3", "20"):  # the second start finds the starter in the cache
+        p, http, card = serving(store, "serve", "--port", "0", "--memory-budget", memory)
+        assert "MiniCPM5" in card and set(downloads(http)) == {STARTER}
+        assert E4B not in end(p)
