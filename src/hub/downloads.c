@@ -19,7 +19,7 @@ void download_log_begin(struct download_log *l, const char *registry_path, const
     l->registry = NULL;
 }
 
-static int64_t rate_of(struct download_log *l, int64_t now, uint64_t bytes)
+int64_t download_rate_add(struct download_log *l, int64_t now, uint64_t bytes)
 {
     if (l->n_samples == RATE_SAMPLES || (l->n_samples > 1 && now - l->samples[1].t_ns > WINDOW_NS)) {
         memmove(l->samples, l->samples + 1, sizeof l->samples[0] * (size_t)(l->n_samples - 1));
@@ -44,7 +44,7 @@ static void take_numbers(struct download_row *d, const struct fetch_progress *p)
 
 int64_t download_log_progress(struct download_log *l, const struct fetch_progress *p)
 {
-    int64_t now = clock_now_ns(), rate = rate_of(l, now, p->received_bytes);
+    int64_t now = clock_now_ns(), rate = download_rate_add(l, now, p->received_bytes);
     if (!l->registry || now - l->t_written_ns < WRITE_NS) return rate;
     l->t_written_ns = now;
     take_numbers(&l->row, p);

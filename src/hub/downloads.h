@@ -20,6 +20,8 @@ struct download_log {
 void download_log_begin(struct download_log *l, const char *registry_path, const char *repo);
 /* Bytes a second over about 5 s (REG-145); the row follows once a second. */
 int64_t download_log_progress(struct download_log *l, const struct fetch_progress *p);
+/* The rate by itself: so many bytes had come at `now`, in nanoseconds of any clock; the last seconds are remembered in l. */
+int64_t download_rate_add(struct download_log *l, int64_t now, uint64_t bytes);
 /* The end: the row says how, the registry looks at the cache when something was fetched. Gives the registry back. */
 void download_log_end(struct download_log *l, mb_status st, const struct fetch_progress *p, const char *root, const mb_error *err);
 

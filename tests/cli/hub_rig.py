@@ -210,7 +210,14 @@ class Handler(Push, BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return None
-        return self.send_bytes(data[first:], fault, left)
+        with hub.lock:
+            hub.sending += 1
+            hub.most_sending = max(hub.most_sending, hub.sending)
+        try:
+            return self.send_bytes(data[first:], fault, left)
+        finally:
+            with hub.lock:
+                hub.sending -= 1
 
     def send_bytes(self, data, fault, arg):
         hub = self.server.hub
@@ -247,6 +254,7 @@ class Hub:
         self.listing, self.listing_type = None, "application/json"
         self.down = False
         self.lock = threading.Lock()
+        self.sending = self.most_sending = 0  # files on their way at once
         self.held, self.release = threading.Event(), threading.Event()
         self.servers = []
         self.writer = None         # the token that may write; see hub_push.py

@@ -3,6 +3,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from hub_rig import MLX_BUN as PROGRAM
+from hub_rig import TORTURE
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests/golden/convert"
@@ -305,6 +307,33 @@ def test_killed_and_again(tmp_path):
     (tmp_path / "other.part/precious").write_text("x")
     p = run("convert", src, tmp_path / "other", "-q", ok=False)
     assert p.returncode == 2 and "not of this program" in p.stderr and (tmp_path / "other.part/precious").exists()
+
+
+def test_killed_at_random_moments(tmp_path):
+    """Issue 7: kill -9 at random moments of convert, from its start to its end: a folder of the wanted name is whole, what is beside it
+    never loads as a model before it is whole, the next run finishes and leaves no rest."""
+    src, out, part = source.write("llama", tmp_path / "src"), tmp_path / "out", tmp_path / "out.part"
+    begin = time.monotonic()
+    run("convert", src, tmp_path / "want", "-q")
+    takes, want, rng = time.monotonic() - begin, source.digests(tmp_path / "want"), random.Random(11)
+    for i in range(200 if TORTURE else 8):
+        p = subprocess.Popen([PROGRAM, "convert", src, out, "-q"], stdout=subprocess.DEVNULL)
+        try:
+            p.wait(rng.uniform(0, 1.2 * takes))
+        except subprocess.TimeoutExpired:
+            p.kill()
+        p.wait()
+        if out.exists():
+            assert source.digests(out) == want and {f.name for f in out.iterdir()} == {f.name for f in (tmp_path / "want").iterdir()}
+            shutil.rmtree(out)
+        elif part.exists() and not (part / "config.json").exists():
+            assert run("fit", part, ok=False).returncode != 0
+        if i % 10 == 9:
+            run("convert", src, out, "-q")
+            assert source.digests(out) == want and not part.exists()
+            shutil.rmtree(out)
+    run("convert", src, out, "-q")
+    assert source.digests(out) == want and sorted(f.name for f in tmp_path.iterdir()) == ["out", "src", "want"]
 
 
 def corpus(tmp_path):

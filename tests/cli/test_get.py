@@ -124,6 +124,25 @@ def test_get_many_files_at_once(hub, store):
     assert not [p for p in hub.gets() if "empty" in p]
 
 
+def test_one_after_another(hub, store):
+    """REG-019: --parallel 1 asks for a file when the one before it is there; otherwise several are on their way at once."""
+    files = small_files(n=4, size=300000)
+    hub.repo(NAME).commit(files)
+    for name in files:
+        hub.fault(name, "slow", 20000)
+    check_snapshot(store.get(NAME, "--parallel", "1"), files)
+    assert hub.most_sending == 1
+    hub.repo("org/held").commit(small_files(n=4, seed=3))
+    for i in range(4):
+        hub.fault(f"model-{i + 1:05d}-of-00004.safetensors", "hold", 1000)
+        hub.faults[f"model-{i + 1:05d}-of-00004.safetensors"].reverse()
+    p = store.start("get", "org/held", "--parallel", "4")
+    wait_for(lambda: hub.sending == 4 or p.poll() is not None)
+    hub.release.set()
+    out, err = p.communicate(timeout=300)
+    assert p.returncode == 0 and hub.most_sending == 4, err
+
+
 # --- settings ---
 
 

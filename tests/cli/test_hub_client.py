@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -124,6 +125,75 @@ i = hf.scan_cache_dir()
 print(json.dumps({"warnings": [str(w) for w in i.warnings], "revisions": sorted(v.commit_hash for r in i.repos for v in r.revisions
       if r.repo_id == 'org/tiny'), "n": len(i.repos)}))"""))
     assert scan == {"warnings": [], "revisions": [b], "n": 2} and a != b
+
+
+def contents(folder):
+    """Every file and link below a folder, locks aside: path to (bytes, or where it points)."""
+    return {str(p.relative_to(folder)): os.readlink(p) if p.is_symlink() else p.stat().st_size for p in sorted(folder.rglob("*"))
+            if (p.is_symlink() or p.is_file()) and ".locks/" not in str(p)}
+
+
+def test_b125_gc_while_everything_goes_on(hub, store):
+    """Issue 7, B-125: a cache of the real client: shared blobs, two revisions, a data set, a space and a model that is not ours to
+    judge, a server that runs from an old revision, a download under way: gc frees exactly what --dry-run listed, byte for byte, and
+    what the others need stays whole."""
+    one = {k: v for k, v in model_files().items() if k not in UNWANTED}
+    fetch = "for n, t in TODO: hf.snapshot_download(n, repo_type=t)"
+    repo = hub.repo(NAME)
+    old = repo.commit(one)
+    hub.repo("org/served").commit(one)
+    served_old = hub.repos["org/served"].refs["main"]
+    hub.repo("datasets/org/data").commit({"train.jsonl": b"{}\n"})
+    todo = [(NAME, "model"), ("org/served", "model"), ("org/data", "dataset")]
+    client(store, fetch.replace("TODO", repr(todo)))
+    weights = {**one, "model.safetensors": one["model.safetensors"][:-1] + b"x"}  # the rest is shared
+    new = repo.commit(weights)
+    hub.repos["org/served"].commit(weights)
+    client(store, fetch.replace("TODO", repr(todo[:2])))
+    foreign = store.repo("org/foreign")  # of a program that names no refs
+    (foreign / "blobs").mkdir(parents=True)
+    (foreign / "blobs" / ("c" * 64)).write_bytes(b"foreign")
+    (store.cache / "spaces--org--app/blobs").mkdir(parents=True)
+    (store.cache / "spaces--org--app/blobs" / ("d" * 64)).write_bytes(b"space")
+    (store.repo(NAME) / "blobs" / ("e" * 64)).write_bytes(b"orphan")
+    hub.repo("org/coming").commit(small_files())
+    hub.fault("model-00002-of-00003.safetensors", "hold", 1000, times=1)
+    server = store.start("serve", str(store.repo("org/served") / "snapshots" / served_old), "--port", "0")
+    assert any("url " in line for line in server.stdout)
+    download = store.start("get", "org/coming", "--parallel", "1")
+    assert hub.held.wait(300)
+    while not any(p.stat().st_size == 1000 for p in store.partials("org/coming")):
+        time.sleep(0.005)
+    before = contents(store.cache)
+    plan = store.json("gc", "--dry-run", "--yes")
+    assert contents(store.cache) == before and not plan["deleted"]
+    done = store.json("gc", "--yes")
+    assert done["repos"] == plan["repos"] and done["bytes"] == plan["bytes"] == len(one["model.safetensors"]) + len(b"orphan")
+    after = contents(store.cache)
+    gone = set(before) - set(after)
+    listed = [i["path"] for r in plan["repos"] for i in r["items"]]
+    assert {k: v for k, v in before.items() if k not in gone} == after
+    assert all(any(g == x or g.startswith(x + "/") for x in listed) for g in gone)
+    assert all(any(g == x or g.startswith(x + "/") for g in gone) for x in listed)
+    assert sum(v for k, v in before.items() if k in gone and isinstance(v, int)) == plan["bytes"]
+    said = {r["repo_id"]: " ".join(r["warnings"]) for r in plan["repos"]}
+    assert "running server" in said["org/served"] and "download is in progress" in said["org/coming"]
+    hub.release.set()
+    out, err = download.communicate(timeout=300)
+    assert download.returncode == 0, err
+    check_snapshot(out.strip(), small_files())
+    server.terminate()
+    server.communicate(timeout=300)
+    for name, commit, files in ((NAME, new, weights), ("org/served", served_old, one)):
+        check_snapshot(store.repo(name) / "snapshots" / commit, files)
+    hub.requests.clear()
+    client(store, fetch.replace("TODO", repr(todo)), HF_HUB_OFFLINE="1")
+    scan = json.loads(client(store, """
+i = hf.scan_cache_dir()
+print(json.dumps(sorted([r.repo_type, r.repo_id, sorted(v.commit_hash for v in r.revisions)] for r in i.repos)))"""))
+    assert ["model", NAME, [new]] in scan and [r[:2] for r in scan if r[1] == "org/data"] == [["dataset", "org/data"]]
+    assert not hub.requests and old != new
+    assert store.json("gc", "--yes")["bytes"] == len(one["model.safetensors"])  # the server has gone
 
 
 def test_client_publishes_as_we_do(hub, store, tmp_path):

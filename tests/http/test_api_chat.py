@@ -128,7 +128,7 @@ def test_api046_max_tokens_flag():
 
 
 def test_api047_glm_reserves(tmp_path):
-    """API-047 API-284 API-322 API-335 API-346 CFG-057 CFG-094 CFG-102 MOD-038 MOD-039: GLM-5.2 has --context-length tokens (4,096), of which an answer takes 128
+    """API-047 API-284 API-322 API-335 API-346 CFG-057 CFG-094 CFG-102 MOD-038 MOD-039 REG-131 API-260: GLM-5.2 has --context-length tokens (4,096), of which an answer takes 128
     unless somebody says another number; what does not fit is refused before anything is loaded. No draft is read: its lane is
     that of any model."""
     glm = rig.TINY / "glm_moe_dsa"
@@ -137,6 +137,8 @@ def test_api047_glm_reserves(tmp_path):
         assert a["usage"]["completion_tokens"] == 128 and a["usage"]["lane"] == "batched"
         assert s.ok(RAW, {"prompt": "hello", "ignore_eos": True, "max_tokens": 9})["usage"]["completion_tokens"] == 9
         assert s.stats()["glm52"] == {"context_length": 200}
+        e = s.post("/v1/embeddings", {"input": "hello"})
+        assert e.status_code == 400 and e.json()["error"]["type"] == "invalid_request_error"
         e = s.post(RAW, {"prompt": "a b c d e f g h " * 100, "max_tokens": 1})
         assert e.status_code == 400 and e.json()["error"]["code"] == "context_length_exceeded"
     for flags, text in ((("--context-length", 128), "does not fit a context of 128"),

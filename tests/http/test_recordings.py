@@ -73,7 +73,11 @@ USAGE = {"/v1/chat/completions": chat_usage, "/v1/messages": messages_usage, "/v
 
 
 def test_recordings_are_there():
-    assert {"claude-code", "codex", "pi", "opencode", "openai-python"} <= {f.stem for f in FILES}
+    """Of every client that `make clients` runs: a question, the result of a tool, a second turn."""
+    import drivers
+    assert {f.stem for f in FILES} == {row[0] for row in drivers.CLIENTS}
+    for f in FILES:
+        assert len(json.loads(f.read_text())["requests"]) == 3, f
 
 
 @pytest.mark.parametrize("file", FILES, ids=[f.stem for f in FILES])

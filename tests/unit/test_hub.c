@@ -14,6 +14,7 @@
 
 #include "base/filemap.h"
 #include "hub/blob.h"
+#include "hub/downloads.h"
 #include "hub/get.h"
 #include "hub/inspect.h"
 #include "hub/listing.h"
@@ -468,6 +469,35 @@ static void test_downloads(void **state)
     folder_remove(dir);
 }
 
+/* REG-145, API-292: bytes a second over about the last five seconds, however often it is asked. */
+static void test_rate_over_five_seconds(void **state)
+{
+    static const int64_t steps_ms[] = { 100, 7, 1000, 2500 };
+    (void)state;
+    for (size_t k = 0; k < sizeof steps_ms / sizeof steps_ms[0]; k++) {
+        struct download_log l = { .registry = NULL };
+        int64_t t = 5, rate = download_rate_add(&l, t, 0), step = steps_ms[k] * 1000000;
+        uint64_t bytes = 0;
+        assert_int_equal(rate, 0); /* nothing is known yet */
+        for (int64_t s = 0; s < 20000000000; s += step) { /* a megabyte a second */
+            bytes += (uint64_t)step / 1000;
+            rate = download_rate_add(&l, t += step, bytes);
+        }
+        assert_in_range(rate, 990000, 1010000);
+        int64_t before = t;
+        while (t - before < 2000000000) rate = download_rate_add(&l, t += step, bytes); /* nothing comes: not forgotten at once */
+        assert_in_range(rate, 200000, 800000);
+        while (t - before < 8000000000) rate = download_rate_add(&l, t += step, bytes);
+        assert_int_equal(rate, 0);
+        before = t;
+        while (t - before < 8000000000) { /* ten times as fast: what was before is no longer in it */
+            bytes += (uint64_t)step / 100;
+            rate = download_rate_add(&l, t += step, bytes);
+        }
+        assert_in_range(rate, 9800000, 10200000);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -477,6 +507,7 @@ int main(void)
         cmocka_unit_test(test_token_goes_to_the_endpoint_alone), cmocka_unit_test(test_redirects), cmocka_unit_test(test_urls),
         cmocka_unit_test(test_hasher), cmocka_unit_test(test_hasher_with_a_thread), cmocka_unit_test(test_hasher_sink), cmocka_unit_test(test_locks),
         cmocka_unit_test(test_takeover_is_exclusive), cmocka_unit_test(test_markers), cmocka_unit_test(test_downloads),
+        cmocka_unit_test(test_rate_over_five_seconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
