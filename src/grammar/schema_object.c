@@ -168,6 +168,22 @@ static void collect_counts(struct object *o)
     }
 }
 
+/* More pairs are asked for than the named ones and one other, which are all that count: not enforced, unless there can be no more. */
+static void check_counts(struct object *o)
+{
+    int64_t most = 1;
+    for (size_t i = 0; i < o->n_props; i++) most += !o->props[i].forbidden;
+    if (o->extra->kind == EX_NOTHING || o->lo <= most || (o->hi >= 0 && o->hi < o->lo)) return;
+    for (size_t i = 0; i < o->j->n; i++) {
+        const json_t *s = o->j->nodes[i].schema, *lo = json_object_get(s, "minProperties");
+        if (lo && count_of(lo) == o->lo) {
+            schema_unenforced(o->c, s, "minProperties", "keys that no schema names may come twice, so that one of them counts at most");
+            break;
+        }
+    }
+    o->lo = most;
+}
+
 /* propertyNames of the conjunction, for one name. */
 static bool name_allowed(struct object *o, const char *key, size_t len)
 {
@@ -451,5 +467,7 @@ struct expr *schema_object(struct sctx *c, const struct conj *j)
     for (size_t i = 0; i < o.n_props; i++)
         if (o.props[i].forbidden && o.props[i].required) return expr_nothing(c->b);
     o.extra = make_extra(&o);
-    return o.extra ? body(&o) : NULL;
+    if (!o.extra) return NULL;
+    check_counts(&o);
+    return c->b->status == MB_OK ? body(&o) : NULL;
 }

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """The JSON Schema Test Suite (draft 2020-12) against the grammar engine: which groups are enforced exactly?
 
-A group counts as enforced when a strict compile takes its schema, every valid instance can be generated and no invalid one can.
-Instances are written as the engine writes values: keys in any order that it offers (all orders are tried), 1.0 as 1.
+A group counts as enforced when a strict compile takes its schema, every valid instance can be generated, compact as well as with spaces,
+and no invalid one can in either form. Instances are written as the engine writes values: keys in any order that it offers (all orders
+are tried), 1.0 as 1.
 
-    tests/oracle/grammar_suite.py [--build build] [--cache DIR] [--verbose] [--markdown]
+    tests/oracle/grammar_suite.py [--build build] [--cache DIR] [--verbose] [--markdown] [--answers]
+
+--answers prints the table of what is answered to keywords that cannot be enforced (tests/golden/grammar/unsupported.json) instead.
 
 The suite comes with the source archive of PyPI's jsonschema and is kept in --cache, never in the repository. Needs pip, a C compiler and
 BUILD/libmlxbun.a (make BUILD=... MODULES="base format tokenizer grammar" BUILD/libmlxbun.a).
@@ -60,8 +63,13 @@ class Tool:
         return json.loads(line)
 
 
-def spellings(value, limit=150):
+FORMS = ((",", ":"), (", ", ": "))  # compact, with spaces
+
+
+def spellings(value, form, limit=150):
     """The texts of a value, over all orders of keys."""
+    comma, colon = form
+
     def variants(v):
         if isinstance(v, bool) or v is None or isinstance(v, (str, int)):
             return [json.dumps(v, ensure_ascii=False)]
@@ -69,30 +77,46 @@ def spellings(value, limit=150):
             return [json.dumps(int(v)) if v == int(v) and abs(v) < 2**63 else json.dumps(v)]
         if isinstance(v, list):
             parts = itertools.product(*[variants(x) for x in v])
-            return ["[" + ",".join(p) + "]" for p in itertools.islice(parts, limit)]
-        pairs = [[json.dumps(k, ensure_ascii=False) + ":" + t for t in variants(x)] for k, x in v.items()]
+            return ["[" + comma.join(p) + "]" for p in itertools.islice(parts, limit)]
+        pairs = [[json.dumps(k, ensure_ascii=False) + colon + t for t in variants(x)] for k, x in v.items()]
         out = []
         for order in itertools.islice(itertools.permutations(pairs), limit):
-            out += ["{" + ",".join(p) + "}" for p in itertools.islice(itertools.product(*order), limit)]
+            out += ["{" + comma.join(p) + "}" for p in itertools.islice(itertools.product(*order), limit)]
         return out[:limit]
     return variants(value)
 
 
 def check_group(tool, group):
     """(verdict, detail) of one group."""
-    texts = [spellings(t["data"]) for t in group["tests"]]
-    answer = tool.ask(kind="schema", text=json.dumps(group["schema"]), strict=True, inputs=[s for t in texts for s in t])
+    texts = [[spellings(t["data"], f) for f in FORMS] for t in group["tests"]]
+    answer = tool.ask(kind="schema", text=json.dumps(group["schema"]), strict=True, inputs=[s for t in texts for f in t for s in f])
     if "error" in answer:
         if answer["error"]["code"] == 1 and not any(t["valid"] for t in group["tests"]):
             return "enforced", "no value: refused"
         return "refused", answer["error"]["text"]
     results, at, wrong = answer["results"], 0, []
     for test, t in zip(group["tests"], texts):
-        got = any(results[at:at + len(t)])
-        at += len(t)
-        if got != test["valid"]:
-            wrong.append(f"{test['description']!r} {t[0][:80]} is {'reachable' if got else 'not reachable'}")
+        for form in t:
+            got = any(results[at:at + len(form)])
+            at += len(form)
+            if got != test["valid"]:
+                wrong.append(f"{test['description']!r} {form[0][:80]} is {'reachable' if got else 'not reachable'}")
     return ("enforced", "") if not wrong else ("wrong", "; ".join(wrong))
+
+
+def answers(tool):
+    """A row a keyword: an example, what `strict` is told, what else is told."""
+    print("| keyword | for example | `strict`, `guided_*`: 400 | else: the rest is enforced, and `Warning` |\n|---|---|---|---|")
+    for row in json.loads((ROOT / "tests/golden/grammar/unsupported.json").read_text()):
+        said = []
+        for strict in (True, False):
+            a = tool.ask(kind="schema", text=json.dumps(row["schema"]), strict=strict, inputs=[])
+            if "error" in a:
+                said.append(a["error"]["text"] if strict else "nothing is enforced: " + a["error"]["text"])
+            else:
+                said.append(", ".join(f"{k} at {path}" for k, path in a["unenforced"]))
+        cells = [x.replace("|", "\\|") for x in (row["keyword"], json.dumps(row["schema"]), *said)]
+        print("| `%s` | `%s` | %s | %s |" % tuple(cells))
 
 
 def main():
@@ -101,7 +125,10 @@ def main():
     p.add_argument("--cache", default=pathlib.Path.home() / ".cache" / "mlx-bun" / "json-schema-suite", type=pathlib.Path)
     p.add_argument("--verbose", action="store_true")
     p.add_argument("--markdown", action="store_true")
+    p.add_argument("--answers", action="store_true")
     a = p.parse_args()
+    if a.answers:
+        return answers(Tool(build_tool(a.build, a.cache)))
     suite = fetch_suite(a.cache)
     tool = Tool(build_tool(a.build, a.cache))
     total = {"enforced": 0, "refused": 0, "wrong": 0}
