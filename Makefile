@@ -73,6 +73,8 @@ $(BUILD)/obj/ops/cpu/avx2/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c
 $(BUILD)/obj/ops/cpu/avx512/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 $(BUILD)/obj/ops/cpu/amx/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
 $(BUILD)/obj/ops/cpu/portable/%.o: level = $(kernel_opt)
+# A search over thousands of states: loops that become vectors, with the same values.
+$(BUILD)/obj/format/trellis_search.o: level = $(kernel_opt) -fno-trapping-math
 
 # One short line a file; `make V=1` shows the commands.
 Q := $(if $(V),,@)

@@ -151,8 +151,8 @@ mb_status convert_find_source(const struct flags *f, const char *arg, char path[
 /* --target-bpw excludes the flags that say the bits themselves. */
 static mb_status check_mixed(const struct flags *f, mb_error *err)
 {
-    if (f->q_bits.given || f->quant_predicate.given || f->q_config.given)
-        return mb_fail(err, MB_INVALID, "--target-bpw chooses the bits; --q-bits, --quant-predicate and --q-config do not go with it");
+    if (f->q_bits.given || f->quant_predicate.given || f->q_config.given || f->q_mode.given)
+        return mb_fail(err, MB_INVALID, "--target-bpw chooses the bits of affine codes; --q-mode, --q-bits, --quant-predicate and --q-config do not go with it");
     return MB_OK;
 }
 
@@ -162,8 +162,10 @@ static mb_status check_wish(const struct flags *f, mb_error *err)
     bool quantise = f->quantize.b || f->q_config.given;
     if (f->dequantize.b) return mb_fail(err, MB_INVALID, "--dequantize is not offered: a quantised checkpoint runs as it is");
     if (f->target_bpw.given) return check_mixed(f, err);
-    if (!quantise && (f->q_bits.given || f->q_group_size.given || f->quant_predicate.given))
-        return mb_fail(err, MB_INVALID, "--q-bits, --q-group-size and --quant-predicate go with -q");
+    if (!quantise && (f->q_mode.given || f->q_bits.given || f->q_group_size.given || f->quant_predicate.given))
+        return mb_fail(err, MB_INVALID, "--q-mode, --q-bits, --q-group-size and --quant-predicate go with -q");
+    if (f->q_config.given && f->q_mode.given)
+        return mb_fail(err, MB_INVALID, "--q-config says the modes too; --q-mode does not go with it");
     if (f->q_config.given && (f->q_bits.given || f->q_group_size.given || f->quant_predicate.given))
         return mb_fail(err, MB_INVALID, "--q-config says bits and groups; --q-bits, --q-group-size and --quant-predicate do not go with it");
     if (f->quant_predicate.given && f->q_bits.given)
@@ -184,7 +186,8 @@ static mb_status convert_model(const struct flags *f, const char *src_dir, const
     if (f->target_bpw.given) MB_TRY(mixed_choose(f, src_dir, &plan, &note, err));
     progress_begin(&bar, "converting", f->quiet.b);
     struct checkpoint_opts opt = { .quantise = f->quantize.b || plan, .plan = plan, .n_threads = (int)f->threads.i,
-                                   .dtype = f->dtype.given ? f->dtype.s : NULL, .bits = (int)f->q_bits.i,
+                                   .dtype = f->dtype.given ? f->dtype.s : NULL,
+                                   .mode = strcmp(f->q_mode.s, "trellis") == 0 ? QUANT_TRELLIS : QUANT_AFFINE, .bits = (int)f->q_bits.i,
                                    .group_size = (int)f->q_group_size.i, .max_shard_bytes = (uint64_t)f->max_shard_size.i,
                                    .recipe = f->quant_predicate.given ? f->quant_predicate.s : NULL, .progress = on_bytes,
                                    .progress_ctx = &bar, .result = &result, .note = note,

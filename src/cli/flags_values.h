@@ -36,7 +36,7 @@ struct flags {
     struct flag_value revision, all, verify, lock, locked, lock_file, parallel, retries, yes, dry_run, force, all_revisions, vision;
     struct flag_value max_size, remove, path, hf_hub_cache, hf_home, hf_endpoint, hf_token, hf_token_path, hf_offline;
     /* making checkpoints: convert */
-    struct flag_value hf_path, mlx_path, quantize, q_bits, q_group_size, q_config, quant_predicate, dtype, dequantize, max_shard_size;
+    struct flag_value hf_path, mlx_path, quantize, q_mode, q_bits, q_group_size, q_config, quant_predicate, dtype, dequantize, max_shard_size;
     struct flag_value upload_repo, target_bpw, candidate_bits, calibration_mix, n_calibration, reference;
     struct flag_value save_path, export_gguf, upload_path, private_repo, repo_type, commit_message;
     /* removed or ignored names that take a value */

@@ -65,8 +65,13 @@ mb_status conv_settle(struct conv *c, mb_error *err)
     MB_TRY(settle_dtype(c, err));
     if (!o->quantise) return MB_OK;
     if (o->plan) return settle_plan(c, err);
-    c->global = (struct quant_spec){ QUANT_AFFINE, o->bits ? o->bits : 4, o->group_size ? o->group_size : 64 };
+    c->global = (struct quant_spec){ o->mode == QUANT_NONE ? QUANT_AFFINE : o->mode, o->bits ? o->bits : 4,
+                                     o->group_size ? o->group_size : 64 };
     int b = c->global.bits, g = c->global.group_size;
+    if (c->global.mode == QUANT_TRELLIS && (b < 2 || b > 4)) return mb_fail(err, MB_INVALID, "bits is %d, must be 2, 3 or 4 for trellis codes", b);
+    if (c->global.mode == QUANT_TRELLIS && o->recipe) return mb_fail(err, MB_INVALID, "%.40s chooses widths of affine codes, not of trellis codes", o->recipe);
+    if (c->global.mode != QUANT_TRELLIS && c->global.mode != QUANT_AFFINE)
+        return mb_fail(err, MB_INVALID, "mode is %s; affine and trellis codes are written", quant_mode_name(c->global.mode));
     if (b < 2 || b > 8 || b == 7) return mb_fail(err, MB_INVALID, "bits is %d, must be 2, 3, 4, 5, 6 or 8", b);
     if (g != 32 && g != 64 && g != 128) return mb_fail(err, MB_INVALID, "the group size is %d, must be 32, 64 or 128", g);
     if (!o->recipe) return MB_OK;

@@ -32,17 +32,18 @@ static mb_status item_source_packed(struct conv *c, struct conv_item *it, const 
     it->biases = checkpoint_findf(c->ckpt, "%s.biases", path);
     it->from = quant_config_get(c->spec.quant, path);
     bool fp = quant_is_fp(&it->from);
-    if (it->from.mode != QUANT_AFFINE && !fp)
-        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: config.json says %s; floats and affine, mxfp4, mxfp8, nvfp4 codes are converted",
-                       w->name, quant_mode_name(it->from.mode));
+    if (it->from.mode == QUANT_NONE)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s holds packed codes, but config.json has no quantization entry for it", w->name);
     if (fp && checkpoint_findf(c->ckpt, "%s.global_scale", path))
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s.global_scale: nvfp4 with a scale of the whole tensor is not read", path);
     if (w->n_dim < 2) return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes in %d dims, wanted 2 or 3", w->name, w->n_dim);
-    bool whole = it->scales && (fp ? it->scales->dtype == DT_U8 && !it->biases
-                                   : is_float(it->scales->dtype) && it->biases && it->biases->dtype == it->scales->dtype);
+    bool whole = it->scales && (fp ? it->scales->dtype == DT_U8 : is_float(it->scales->dtype));
+    if (quant_has_biases(&it->from)) whole = whole && it->biases && it->biases->dtype == it->scales->dtype;
+    else whole = whole && !it->biases;
     if (!whole)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds codes, but has no %s beside it", w->name,
-                       fp ? "scales of type U8, and nothing else," : "scales and biases");
+                       fp ? "scales of type U8, and nothing else," : quant_has_biases(&it->from) ? "scales and biases"
+                                                                                                   : "float scales, and nothing else,");
     it->n_in = w->shape[w->n_dim - 1] * 32 / it->from.bits;
     uint64_t n_groups = (uint64_t)(it->n_rows * (it->n_in / it->from.group_size));
     uint64_t scale_bytes = n_groups * (uint64_t)dtype_get(it->scales->dtype)->size_bytes;
@@ -97,8 +98,8 @@ static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err
     bool keeps_codes = it->from.mode != QUANT_NONE && spec_equal(it->from, it->to);
     if (keeps_codes && !c->opts->dtype) it->dtype = src_float; /* scales are rounded only when that is asked for */
     it->as_is = spec_equal(it->from, it->to) && (fp || it->dtype == src_float) && it->n_deltas == 0;
-    if (it->to.mode != QUANT_NONE && it->to.mode != QUANT_AFFINE && !it->as_is)
-        return mb_fail(err, MB_UNSUPPORTED, "%s: it would be rounded to %s; only affine quantisation is written", it->module,
+    if (quant_is_fp(&it->to) && !it->as_is)
+        return mb_fail(err, MB_UNSUPPORTED, "%s: it would be rounded to %s; affine and trellis codes are written", it->module,
                        quant_mode_name(it->to.mode));
     if (it->to.mode == QUANT_NONE) return MB_OK;
     c->result.n_quantised++;
@@ -213,7 +214,7 @@ static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_erro
 
 size_t conv_n_tensors(const struct quant_spec *s)
 {
-    return s->mode == QUANT_NONE ? 1 : quant_is_fp(s) ? 2 : 3;
+    return s->mode == QUANT_NONE ? 1 : quant_has_biases(s) ? 3 : 2;
 }
 
 static struct tensor_view *out_add(struct conv *c, const char *name, enum dtype dtype, const struct conv_item *it, int64_t cols)
@@ -235,13 +236,13 @@ static mb_status item_out(struct conv *c, struct conv_item *it, mb_error *err)
         out_add(c, it->name, it->dtype, it, it->n_in);
         return MB_OK;
     }
-    bool fp = quant_is_fp(&it->to);
+    bool biased = quant_has_biases(&it->to);
     const char *scales = arena_printf(&c->arena, "%s.scales", it->module);
-    const char *biases = fp ? NULL : arena_printf(&c->arena, "%s.biases", it->module);
-    if (!scales || (!fp && !biases)) return no_memory(c, err);
+    const char *biases = biased ? arena_printf(&c->arena, "%s.biases", it->module) : NULL;
+    if (!scales || (biased && !biases)) return no_memory(c, err);
     out_add(c, it->name, DT_U32, it, quant_row_words(&it->to, it->n_in));
-    out_add(c, scales, fp ? DT_U8 : it->dtype, it, it->n_in / it->to.group_size);
-    if (!fp) out_add(c, biases, it->dtype, it, it->n_in / it->to.group_size);
+    out_add(c, scales, quant_is_fp(&it->to) ? DT_U8 : it->dtype, it, it->n_in / it->to.group_size);
+    if (biased) out_add(c, biases, it->dtype, it, it->n_in / it->to.group_size);
     return MB_OK;
 }
 

@@ -1,6 +1,6 @@
 /* ckpt_write.c: the planned tensors, one after the other, from the mapped source into the shards. A chunk of rows is read into
  * floats, rounded, quantised and packed by all threads, each its own rows; then written. Source pages are dropped behind it.
- * Memory: about CHUNK_BYTES of output and one row of floats a thread.
+ * Memory: about CHUNK_BYTES of output and one row of floats a thread, and for trellis codes the search's work space.
  */
 #include <stdio.h>
 #include <string.h>
@@ -9,8 +9,10 @@
 #include "convert/ckpt_int.h"
 #include "format/quantise.h"
 #include "format/safetensors_write.h"
+#include "format/trellis.h"
 
 #define CHUNK_BYTES ((int64_t)4 << 20)
+#define TRELLIS_CHUNK_BYTES ((int64_t)256 << 10) /* seconds of work, not minutes, between two reports of progress */
 
 struct sink {
     struct conv *c;
@@ -28,6 +30,7 @@ struct piece {
     int64_t first, n;             /* rows of the chunk */
     uint8_t *weight, *scales, *biases; /* owned */
     float *row;                   /* [n_threads][n_in], owned */
+    struct trellis_search **search; /* [n_threads], owned; NULL: not written as trellis codes */
     int64_t bad_row;              /* a row with numbers that are not finite, -1: none; written by any thread */
 };
 
@@ -87,6 +90,10 @@ void conv_row_read(const struct conv_item *it, int64_t r, float *out)
     }
     size_t scale_bytes = (size_t)(r * n_groups * dtype_get(it->scales->dtype)->size_bytes);
     const void *words = t->data + (size_t)(r * quant_row_words(&it->from, it->n_in)) * 4; /* read byte by byte: any address */
+    if (it->from.mode == QUANT_TRELLIS) {
+        trellis_dequantise(&it->from, words, it->scales->data + scale_bytes, it->scales->dtype, 1, it->n_in, out);
+        return;
+    }
     quant_affine_dequantise(&it->from, words, it->scales->data + scale_bytes, it->biases->data + scale_bytes, it->scales->dtype,
                             1, it->n_in, out);
 }
@@ -105,7 +112,7 @@ static void row_update(const struct conv_item *it, int64_t r, float *row)
     }
 }
 
-static bool row_make(struct piece *p, int64_t k, float *row)
+static bool row_make(struct piece *p, int64_t k, float *row, struct trellis_search *search)
 {
     const struct conv_item *it = p->it;
     uint8_t *weight = p->weight + (size_t)k * p->weight_row_bytes;
@@ -113,8 +120,9 @@ static bool row_make(struct piece *p, int64_t k, float *row)
     row_update(it, p->first + k, row);
     if (it->to.mode == QUANT_NONE) return floats_put(row, it->n_in, it->dtype, weight);
     floats_round(row, it->n_in, it->dtype);
-    return quantise_row(&it->to, row, it->n_in, it->dtype, weight, p->scales + (size_t)k * p->scale_row_bytes,
-                        p->biases + (size_t)k * p->scale_row_bytes);
+    uint8_t *scales = p->scales + (size_t)k * p->scale_row_bytes;
+    if (it->to.mode == QUANT_TRELLIS) return trellis_quantise_row(search, &it->to, row, it->n_in, it->dtype, weight, scales);
+    return quantise_row(&it->to, row, it->n_in, it->dtype, weight, scales, p->biases + (size_t)k * p->scale_row_bytes);
 }
 
 static void chunk_share(void *ctx, int i_thread, int n_threads)
@@ -123,7 +131,8 @@ static void chunk_share(void *ctx, int i_thread, int n_threads)
     int64_t first, end;
     threads_share(p->n, 1, i_thread, n_threads, &first, &end);
     for (int64_t k = first; k < end; k++)
-        if (!row_make(p, k, p->row + (int64_t)i_thread * p->it->n_in)) __atomic_store_n(&p->bad_row, p->first + k, __ATOMIC_RELAXED);
+        if (!row_make(p, k, p->row + (int64_t)i_thread * p->it->n_in, p->search ? p->search[i_thread] : NULL))
+            __atomic_store_n(&p->bad_row, p->first + k, __ATOMIC_RELAXED);
 }
 
 static mb_status chunk_write(struct sink *s, const struct piece *p)
@@ -133,6 +142,7 @@ static mb_status chunk_write(struct sink *s, const struct piece *p)
     MB_TRY(safetensors_writer_put(s->w, it->i_out, first * p->weight_row_bytes, p->weight, n * p->weight_row_bytes, s->err));
     if (it->to.mode == QUANT_NONE) return MB_OK;
     MB_TRY(safetensors_writer_put(s->w, it->i_out + 1, first * p->scale_row_bytes, p->scales, n * p->scale_row_bytes, s->err));
+    if (!quant_has_biases(&it->to)) return MB_OK;
     return safetensors_writer_put(s->w, it->i_out + 2, first * p->scale_row_bytes, p->biases, n * p->scale_row_bytes, s->err);
 }
 
@@ -165,6 +175,20 @@ static mb_status rows_stream(struct sink *s, struct piece *p, int64_t n_chunk)
     return progress(s, companion_bytes(it));
 }
 
+static bool searches_open(struct sink *s, struct piece *p)
+{
+    int n = pool_n_threads(s->pool);
+    bool ok = (p->search = mb_calloc((size_t)n, sizeof *p->search)) != NULL;
+    for (int i = 0; ok && i < n; i++) ok = (p->search[i] = trellis_search_open(p->it->to.bits)) != NULL;
+    return ok;
+}
+
+static void searches_close(struct sink *s, struct piece *p)
+{
+    for (int i = 0; p->search && i < pool_n_threads(s->pool); i++) trellis_search_close(p->search[i]);
+    mb_free(p->search);
+}
+
 static mb_status piece_run(struct sink *s, const struct conv_item *it)
 {
     struct piece p = { .it = it, .bad_row = -1, .rows_a_source = it->n_rows / (int64_t)it->n_src };
@@ -172,19 +196,20 @@ static mb_status piece_run(struct sink *s, const struct conv_item *it)
     size_t float_bytes = (size_t)dtype_get(it->dtype)->size_bytes;
     p.weight_row_bytes = packed ? (size_t)quant_row_words(&it->to, it->n_in) * 4 : (size_t)it->n_in * float_bytes;
     p.scale_row_bytes = packed ? (size_t)(it->n_in / it->to.group_size) * float_bytes : 0;
-    int64_t n_chunk = CHUNK_BYTES / (int64_t)(p.weight_row_bytes + 1) + 1;
+    int64_t n_chunk = (it->to.mode == QUANT_TRELLIS ? TRELLIS_CHUNK_BYTES : CHUNK_BYTES) / (int64_t)(p.weight_row_bytes + 1) + 1;
     n_chunk = n_chunk > it->n_rows ? it->n_rows : n_chunk;
     p.weight = mb_alloc((size_t)n_chunk * p.weight_row_bytes);
     p.scales = mb_alloc((size_t)n_chunk * p.scale_row_bytes);
     p.biases = mb_alloc((size_t)n_chunk * p.scale_row_bytes);
     p.row = mb_alloc((size_t)pool_n_threads(s->pool) * (size_t)it->n_in * sizeof *p.row);
-    bool ok = p.weight && p.scales && p.biases && p.row;
+    bool ok = p.weight && p.scales && p.biases && p.row && (it->to.mode != QUANT_TRELLIS || searches_open(s, &p));
     mb_status st = ok ? rows_stream(s, &p, n_chunk)
                       : mb_fail(s->err, MB_NO_MEMORY, "%s: no memory for a piece of %s", s->c->src_dir, it->name);
     mb_free(p.weight);
     mb_free(p.scales);
     mb_free(p.biases);
     mb_free(p.row);
+    searches_close(s, &p);
     return st;
 }
 
@@ -206,6 +231,7 @@ static mb_status item_write(struct sink *s, const struct conv_item *it)
     if (!same_codes) return piece_run(s, it);
     MB_TRY(copy_tensor(s, it->i_out, 0, it->src[0]));
     MB_TRY(recast_scales(s, it, it->i_out + 1, it->scales));
+    if (!it->biases) return MB_OK;
     return recast_scales(s, it, it->i_out + 2, it->biases);
 }
 

@@ -65,7 +65,8 @@ struct checkpoint_result {
 struct checkpoint_opts {
     const char *dtype;              /* "float16", "bfloat16", "float32"; NULL: what config.json names, else as it is */
     bool quantise;
-    int bits, group_size;           /* 2 3 4 5 6 8 (0: 4); 32 64 128 (0: 64) */
+    enum quant_mode mode;           /* QUANT_AFFINE (0: the same) or QUANT_TRELLIS */
+    int bits, group_size;           /* 2 3 4 5 6 8 (0: 4; trellis: 2 3 4); 32 64 128 (0: 64) */
     const char *recipe;             /* NULL, or "mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6": mlx-lm's */
     const json_t *plan;             /* NULL, or an object like config.json's "quantization": decides alone */
     const char *note_name;          /* NULL, or a JSON file that goes beside config.json: its name and content */
@@ -78,7 +79,7 @@ struct checkpoint_opts {
 };
 
 /* Convert the checkpoint in src_dir into the new folder out_dir, which must not exist or be empty; whole or absent as above.
- * A module that is quantised in the source (affine, mxfp4, mxfp8, nvfp4) keeps its bytes where it gets the same form, bits and
+ * A module that is quantised in the source (affine, trellis, mxfp4, mxfp8, nvfp4) keeps its bytes where it gets the same form, bits and
  * group, else it is dequantised and quantised again. opts may be NULL: a copy with MLX's names and types.
  * MB_INVALID (out_dir in use, a number out of range, a key of plan that names no module, a weight that is not finite in the
  * type), MB_NOT_FOUND, MB_BAD_FORMAT, MB_UNSUPPORTED (names the family or the scheme), MB_IO (no space: both numbers),

@@ -100,6 +100,11 @@ static inline bool quant_is_fp(const struct quant_spec *s)
 {
     return s->mode == QUANT_MXFP4 || s->mode == QUANT_MXFP8 || s->mode == QUANT_NVFP4;
 }
+/* Tensors of a quantised module beside its codes: scales in all, biases in the affine scheme alone. */
+static inline bool quant_has_biases(const struct quant_spec *s)
+{
+    return s->mode == QUANT_AFFINE;
+}
 const char *quant_mode_name(enum quant_mode mode); /* as config.json has it; "none" */
 /* One code: element i of a packed row. */
 uint32_t quant_code_get(const uint32_t *row, int bits, int64_t i);

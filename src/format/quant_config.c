@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "format/trellis.h"
 
 #define MAX_OVERRIDES 1000000
 
@@ -39,7 +40,7 @@ struct mode_row {
 static const struct mode_row mode_rows[] = {
     { "affine", QUANT_AFFINE, 4, 64, false }, { "mxfp4", QUANT_MXFP4, 4, 32, true },
     { "mxfp8", QUANT_MXFP8, 8, 32, true },    { "nvfp4", QUANT_NVFP4, 4, 16, true },
-    { "trellis", QUANT_TRELLIS, 0, 0, false },
+    { "trellis", QUANT_TRELLIS, 4, 64, false },
 };
 
 static const struct mode_row *mode_find(const char *name)
@@ -127,6 +128,10 @@ static mb_status spec_check(const struct quant_spec *s, const char *where, mb_er
     if (s->mode == QUANT_AFFINE && !is_one_of(s->group_size, groups_ok, 3))
         return mb_fail_at(err, MB_BAD_FORMAT, "quantization",
                           "config.json: %s: group_size is %d, must be 32, 64 or 128", where, s->group_size);
+    if (s->mode == QUANT_TRELLIS && !trellis_spec_known(s->bits, s->group_size))
+        return mb_fail_at(err, MB_BAD_FORMAT, "quantization",
+                          "config.json: %s: mode trellis has 2, 3 or 4 bits in groups of 32, 64 or 128, found %d bits in groups of %d",
+                          where, s->bits, s->group_size);
     return MB_OK;
 }
 

@@ -57,11 +57,13 @@ static size_t rows_before(const struct bind_request *r, const struct tensor_view
 static mb_status check_types(const struct checkpoint *c, const char *path, const struct quant_spec *q, const struct tensor_view *w,
                              const struct tensor_view *scales, mb_error *err)
 {
-    bool ok = q->mode == QUANT_AFFINE ? dtype_get(scales->dtype)->is_float : scales->dtype == DT_U8;
+    bool floats = !quant_is_fp(q), ok = floats ? dtype_get(scales->dtype)->is_float : scales->dtype == DT_U8;
     if (w->dtype != DT_U32 || !ok)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s is %s with scales of type %s, wanted U32 codes and %s scales", w->name,
-                       dtype_get(w->dtype)->name, dtype_get(scales->dtype)->name, q->mode == QUANT_AFFINE ? "float" : "U8");
-    if (q->mode != QUANT_AFFINE && checkpoint_findf(c, "%s.global_scale", path))
+                       dtype_get(w->dtype)->name, dtype_get(scales->dtype)->name, floats ? "float" : "U8");
+    if (q->mode == QUANT_TRELLIS && checkpoint_findf(c, "%s.biases", path))
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s.biases: config.json says that %s is trellis-coded, which has scales alone", path, path);
+    if (quant_is_fp(q) && checkpoint_findf(c, "%s.global_scale", path))
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s.global_scale: nvfp4 with a scale of the whole tensor is not read; convert the "
                        "model again without it, or as another format", path);
     return MB_OK;
@@ -87,7 +89,7 @@ static mb_status bind_quantised(const struct checkpoint *c, const char *path, co
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s: %lld inputs are no multiple of group size %d", w->name,
                        (long long)r->k, q->group_size);
     MB_TRY(check_matrix(scales, n_file, r->k / q->group_size, r->n_stack, "one scale a group", err));
-    if (q->mode == QUANT_AFFINE) {
+    if (quant_has_biases(q)) {
         if (!biases) return mb_fail(err, MB_NOT_FOUND, "tensor %s.biases is missing", path);
         MB_TRY(check_matrix(biases, n_file, r->k / q->group_size, r->n_stack, "one bias a group", err));
         if (biases->dtype != scales->dtype)

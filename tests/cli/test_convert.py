@@ -204,7 +204,7 @@ def test_source_of_floating_point_codes(tmp_path):
     assert abs(nll(tmp_path / "out", tmp_path) - nll(src, tmp_path)) < 0.1
     plan.write_text(json.dumps({"bits": 4, "group_size": 64, "model.layers.0.mlp.up_proj": {"mode": "nvfp4", "bits": 4, "group_size": 16}}))
     p = run("convert", src, tmp_path / "no", "--q-config", plan, ok=False)
-    assert p.returncode != 0 and "nvfp4; only affine quantisation is written" in p.stderr and not (tmp_path / "no").exists()
+    assert p.returncode != 0 and "nvfp4; affine and trellis codes are written" in p.stderr and not (tmp_path / "no").exists()
     config = json.loads((src / "config.json").read_text())
     (src / "config.json").write_text(json.dumps({**config, "quantization": {"mode": "mxfp8", "bits": 8, "group_size": 32}}))
     p = run("convert", src, tmp_path / "no", "-q", ok=False)

@@ -11,6 +11,7 @@ static void check_spec(struct quant_spec s)
 {
     if (s.mode == QUANT_NONE && (s.bits || s.group_size)) abort();
     if (s.mode == QUANT_AFFINE && (s.bits < 2 || s.bits > 8 || s.bits == 7 || s.group_size < 32)) abort();
+    if (s.mode == QUANT_TRELLIS && (s.bits < 2 || s.bits > 4 || s.group_size < 32 || s.group_size > 128)) abort();
     if (s.mode > QUANT_TRELLIS) abort();
 }
 

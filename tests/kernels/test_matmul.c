@@ -299,7 +299,7 @@ static void test_pack_refusals(void **state)
     s.k = 128;
     s.spec.bits = 7;
     assert_int_equal(cpu_pack_plan(&s, &w, &err), MB_UNSUPPORTED);
-    s.spec = (struct quant_spec){ QUANT_TRELLIS, 2, 32 };
+    s.spec = (struct quant_spec){ QUANT_TRELLIS, 5, 32 };
     assert_int_equal(cpu_pack_plan(&s, &w, &err), MB_UNSUPPORTED);
     s.spec = (struct quant_spec){ QUANT_NONE, 0, 0 };
     s.dt = DT_U8;

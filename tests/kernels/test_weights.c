@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format/trellis.h"
+#include "ops/cpu/kernels.h"
 #include "ops/ops.h"
 
 enum { N_WEIGHTS = 48 };
@@ -131,14 +133,68 @@ static void test_mapped_rows_equal_packed(void **state)
         for (int b = 0; b < 6; b++)
             for (int g = 0; g < 3; g++) check_mapped(d, (struct quant_spec){ QUANT_AFFINE, bits[b], groups[g] }, floats[f]);
     }
+    for (int f = 0; f < 3; f++)
+        for (int b = 2; b <= 4; b++)
+            for (int g = 0; g < 3; g++) check_mapped(d, (struct quant_spec){ QUANT_TRELLIS, b, groups[g] }, floats[f]);
     check_mapped(d, (struct quant_spec){ QUANT_MXFP4, 4, 32 }, DT_U8);
     check_mapped(d, (struct quant_spec){ QUANT_MXFP8, 8, 32 }, DT_U8);
     check_mapped(d, (struct quant_spec){ QUANT_NVFP4, 4, 16 }, DT_U8);
     ops_cpu.device_close(d);
 }
 
+/* REG-182 CFG-139: packed, a trellis-coded matrix is byte for byte the affine one of 8 bits with its codes, its scales s and biases
+ * -128 s, so that every kernel's proof holds for it. As columns (turned) it is the same floats. */
+static void check_trellis(int bits, int g, enum dtype dt)
+{
+    enum { K2 = 320 }; /* a whole span and a part of one; 37 rows: a tail */
+    static uint8_t codes[N * K2], scales[4 * N * K2 / 32], plain[N * K2], s32[4 * N * K2 / 32], b32[4 * N * K2 / 32];
+    static _Alignas(64) uint8_t got[3 * 16 * K2 * 8], want[3 * 16 * K2 * 8];
+    static float values[N * K2];
+    const int64_t k = g == 128 ? 256 : K2;
+    const struct quant_spec spec = { QUANT_TRELLIS, bits, g };
+    struct cpu_weight w, v;
+    mb_error err = { 0 };
+    for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)random_u32();
+    scales_fill(scales, (size_t)(N * k / g), QUANT_TRELLIS, dt);
+    for (int64_t r = 0; r < N; r++) trellis_codes(codes + r * k * bits / 8, bits, k, 0, k, plain + r * k);
+    for (int64_t i = 0; i < N * k / g; i++) {
+        float s = dtype_float_at(scales, dt, i), b = -128.0f * s;
+        uint16_t s16 = f32_to_bf16(s), b16 = f32_to_bf16(b);
+        memcpy(s32 + (dt == DT_BF16 ? 2 : 4) * i, dt == DT_BF16 ? (const void *)&s16 : &s, dt == DT_BF16 ? 2 : 4);
+        memcpy(b32 + (dt == DT_BF16 ? 2 : 4) * i, dt == DT_BF16 ? (const void *)&b16 : &b, dt == DT_BF16 ? 2 : 4);
+    }
+    struct pack_source t = { .spec = spec, .dt = dt, .n = N, .k = k, .w = codes, .scales = scales };
+    struct pack_source a = { .spec = { QUANT_AFFINE, 8, g }, .dt = dt == DT_BF16 ? DT_BF16 : DT_F32, .n = N, .k = k, .w = plain,
+                             .scales = s32, .biases = b32 };
+    assert_int_equal(cpu_pack_plan(&t, &w, &err), MB_OK);
+    assert_int_equal(cpu_pack_plan(&a, &v, &err), MB_OK);
+    assert_true(w.type == v.type && w.dt == v.dt && w.g == v.g && w.block_bytes == v.block_bytes && 3 * w.block_bytes <= sizeof got);
+    cpu_pack_blocks(&t, 0, 3, got);
+    cpu_pack_blocks(&a, 0, 3, want);
+    assert_memory_equal(got, want, 3 * w.block_bytes);
+    trellis_dequantise(&spec, codes, scales, dt, N, k, values);
+    t = (struct pack_source){ .spec = spec, .dt = dt, .n = k, .k = N, .w = codes, .scales = scales, .turned = true };
+    assert_int_equal(cpu_pack_plan(&t, &w, &err), MB_OK);
+    assert_int_equal(w.type, CPU_W_F);
+    for (int64_t b = 0; b < k / 16; b++) {
+        cpu_pack_blocks(&t, b, b + 1, got);
+        for (int64_t i = 0; i < N; i++)
+            for (int64_t r = 0; r < 16; r++) assert_memory_equal(got + 4 * (i * 16 + r), &values[i * k + 16 * b + r], 4);
+    }
+}
+
+static void test_trellis_is_packed_as_affine(void **state)
+{
+    (void)state;
+    static const enum dtype floats[] = { DT_F32, DT_F16, DT_BF16 };
+    for (int f = 0; f < 3; f++)
+        for (int bits = 2; bits <= 4; bits++)
+            for (int g = 32; g <= 128; g *= 2) check_trellis(bits, g, floats[f]);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_mapped_rows_equal_packed) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_mapped_rows_equal_packed),
+                                        cmocka_unit_test(test_trellis_is_packed_as_affine) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

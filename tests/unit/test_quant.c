@@ -165,6 +165,7 @@ static void test_b113_overrides_under_any_prefix(void **state) /* B-113 */
         "\"language_model.lm_head\":{\"group_size\":32,\"bits\":5,\"mode\":\"affine\"},"
         "\"model.layers.4.mlp.experts.up_proj\":{\"mode\":\"mxfp4\"},"
         "\"model.layers.5.x\":{\"group_size\":16,\"bits\":4,\"mode\":\"nvfp4\"},"
+        "\"model.layers.7.x\":{\"mode\":\"trellis\",\"bits\":3},"
         "\"model.layers.6.x\":{\"bits\":8}},"
         "\"quantization_config\":{\"quant_method\":\"awq\"}}", &err), MB_OK);
     static const char *const prefixes[] = { "", "model.", "language_model.", "model.language_model.",
@@ -184,6 +185,7 @@ static void test_b113_overrides_under_any_prefix(void **state) /* B-113 */
     expect_spec(q, "model.layers.4.mlp.experts.up_proj", QUANT_MXFP4, 4, 32);
     expect_spec(q, "model.layers.5.x", QUANT_NVFP4, 4, 16);
     expect_spec(q, "model.layers.6.x", QUANT_AFFINE, 8, 64);
+    expect_spec(q, "model.layers.7.x", QUANT_TRELLIS, 3, 64);
     expect_spec(q, "model.layers.9.self_attn.q_proj", QUANT_AFFINE, 4, 64);
     expect_spec(q, "layers.0.self_attn.q_pro", QUANT_AFFINE, 4, 64);
     quant_config_free(q);
@@ -227,6 +229,9 @@ static void test_b113_refusals_name_the_key(void **state) /* B-113 */
     refuse("{\"quantization\":{\"group_size\":64,\"bits\":4,\"m\":{\"bits\":1}}}", MB_BAD_FORMAT, "quantization.m");
     refuse("{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":\"zip\"}}", MB_UNSUPPORTED, "unknown quantization mode");
     refuse("{\"quantization\":{\"group_size\":64,\"bits\":4,\"mode\":\"mxfp4\"}}", MB_BAD_FORMAT, "groups of 32");
+    refuse("{\"quantization\":{\"mode\":\"trellis\",\"bits\":5}}", MB_BAD_FORMAT, "mode trellis has 2, 3 or 4 bits");
+    refuse("{\"quantization\":{\"mode\":\"trellis\",\"bits\":1,\"group_size\":64}}", MB_BAD_FORMAT, "found 1 bits");
+    refuse("{\"quantization\":{\"mode\":\"trellis\",\"bits\":4,\"group_size\":16}}", MB_BAD_FORMAT, "groups of 16");
     refuse("{\"quantization\":[]}", MB_BAD_FORMAT, "must be an object");
     refuse("{\"quantization\":{\"group_size\":64,\"bits\":4,\"model.a\":false,\"a\":true}}", MB_BAD_FORMAT, "two different");
     refuse("{\"quantization_config\":{\"quant_method\":\"awq\",\"bits\":4}}", MB_UNSUPPORTED, "AWQ");

@@ -9,7 +9,7 @@
  *   Affine 4 bit: per group of g along k: g/8 vectors of 16 u32: lane r of vector i is the MLX word i of row r, unchanged
  *   (element 8i+j in bits 4j..4j+3); then the scale area. Affine 8 bit: g/4 vectors of 16 u32: lane r of vector 2i holds
  *   the codes of k = 8i + {0,2,4,6}, of vector 2i+1 those of k = 8i + {1,3,5,7} (lowest byte first): the byte order in
- *   which activations are written. 2, 3, 5, 6 bit, mxfp4, nvfp4 unpack to the 8-bit block at load: same sums.
+ *   which activations are written. 2, 3, 5, 6 bit, mxfp4, nvfp4, trellis unpack to the 8-bit block at load: same sums.
  *   Scale area by scale type: BF16 16 u32 (b << 16 | s); F16 16 u16 s then 16 u16 b; F32 16 f32 s then 16 f32 b.
  *   Float weights (F32, F16, BF16): [k][16] elements in the file's type.
  *

@@ -3,13 +3,16 @@
  * Affine 4 bit is a transposition of words. Every other integer scheme becomes the 8-bit block: 2, 3, 5 and 6 bit codes
  * are read from the row's bit stream; the fp4 formats hold multiples of one half between -6 and 6, so their code is
  * 2 * value + 12 with scale s/2 and bias -6 s, both exact in bfloat16. mxfp8 has no such form: its elements become
- * bfloat16, exactly. Block scales of the fp formats: e8m0 (mx) and e4m3 (nv), one byte each.
+ * bfloat16, exactly. Block scales of the fp formats: e8m0 (mx) and e4m3 (nv), one byte each. Trellis codes become the 8-bit
+ * codes that they stand for, with bias -128 s; float16 scales then lie as float32, where that is exact.
  * Threads: calls on disjoint blocks run at once. Nothing is allocated.
  */
 #include "ops/cpu/kernels.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "format/trellis.h"
 
 static bool float_dtype(enum dtype dt)
 {
@@ -22,7 +25,7 @@ static mb_status plan_check(const struct pack_source *src, mb_error *err)
     if (src->n <= 0 || src->k <= 0)
         return mb_fail(err, MB_BAD_FORMAT, "weight matrix of %lld x %lld elements; both sides must be positive",
                        (long long)src->n, (long long)src->k);
-    if (q->mode == QUANT_NONE || q->mode == QUANT_AFFINE) {
+    if (q->mode == QUANT_NONE || q->mode == QUANT_AFFINE || q->mode == QUANT_TRELLIS) {
         if (!float_dtype(src->dt))
             return mb_fail(err, MB_UNSUPPORTED, "element type number %d in a linear layer; this build takes float32, "
                            "float16 and bfloat16", (int)src->dt);
@@ -32,10 +35,11 @@ static mb_status plan_check(const struct pack_source *src, mb_error *err)
     bool ok = (q->mode == QUANT_AFFINE && (b == 2 || b == 3 || b == 4 || b == 5 || b == 6 || b == 8) &&
                (g == 16 || g == 32 || g == 64 || g == 128)) ||
               (q->mode == QUANT_MXFP4 && b == 4 && g == 32) || (q->mode == QUANT_MXFP8 && b == 8 && g == 32) ||
-              (q->mode == QUANT_NVFP4 && b == 4 && g == 16);
+              (q->mode == QUANT_NVFP4 && b == 4 && g == 16) || (q->mode == QUANT_TRELLIS && trellis_spec_known(b, g));
     if (!ok)
         return mb_fail(err, MB_UNSUPPORTED, "quantisation %s with %d bits in groups of %d; supported: affine 2, 3, 4, 5, "
-                       "6, 8 bits in groups of 16, 32, 64, 128; mxfp4 and mxfp8 in groups of 32; nvfp4 in groups of 16 "
+                       "6, 8 bits in groups of 16, 32, 64, 128; mxfp4 and mxfp8 in groups of 32; nvfp4 in groups of 16; trellis "
+                       "2, 3, 4 bits in groups of 32, 64, 128 "
                        "(convert the checkpoint again with one of these)", quant_mode_name(q->mode), b, g);
     if (!src->turned && src->k % g != 0)
         return mb_fail(err, MB_BAD_FORMAT, "a row of %lld weights is not a multiple of its group of %d",
@@ -59,6 +63,7 @@ mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, m
     case QUANT_NONE: out->type = CPU_W_F; out->dt = src->dt; break;
     case QUANT_MXFP8: out->type = CPU_W_F; out->dt = DT_BF16; break;
     case QUANT_AFFINE: out->dt = src->dt; out->type = affine_type(&src->spec); break;
+    case QUANT_TRELLIS: out->type = CPU_W_Q8; out->dt = src->dt == DT_F16 ? DT_F32 : src->dt; break;
     default: out->type = CPU_W_Q8; out->dt = DT_BF16; break;
     }
     if (src->turned && src->spec.mode != QUANT_NONE) {
@@ -115,6 +120,13 @@ static void scale_copy(const struct pack_source *src, int64_t row, int64_t i_gro
         scale_put(area, src->dt, r, (const uint8_t *)src->scales + off, (const uint8_t *)src->biases + off);
         return;
     }
+    if (src->spec.mode == QUANT_TRELLIS) {
+        float s = dtype_float_at(src->scales, src->dt, at), b = -128.0f * s;
+        uint16_t s16 = f32_to_bf16(s), b16 = f32_to_bf16(b); /* exact: a bfloat16, and one times a power of two */
+        if (src->dt == DT_BF16) scale_put(area, DT_BF16, r, &s16, &b16);
+        else scale_put(area, DT_F32, r, &s, &b);
+        return;
+    }
     uint8_t v = ((const uint8_t *)src->scales)[at];
     float f = src->spec.mode == QUANT_NVFP4 ? e4m3_to_f32(v) : e8m0_to_f32(v);
     uint16_t s = bf16_exact(f * 0.5f), b = bf16_exact(f * -6.0f);
@@ -155,6 +167,18 @@ static void group_bytes(const struct pack_source *src, int64_t row, int64_t i_gr
         uint32_t lo = word_at(w, i), hi = word_at(w, i + 1);
         dst[i * 16 + r] = (lo & 0xff) | (lo >> 8 & 0xff00) | (hi & 0xff) << 16 | (hi << 8 & 0xff000000u);
         dst[(i + 1) * 16 + r] = (lo >> 8 & 0xff) | (lo >> 16 & 0xff00) | (hi << 8 & 0xff0000) | (hi & 0xff000000u);
+    }
+}
+
+static void group_trellis(const struct pack_source *src, int64_t row, int64_t i_group, uint32_t *dst, int r)
+{
+    int g = src->spec.group_size, bits = src->spec.bits;
+    uint8_t code[128];
+    trellis_codes((const uint8_t *)src->w + row * (src->k * bits / 8), bits, src->k, i_group * g, g, code);
+    for (int i = 0; i < g / 8; i++) {
+        const uint8_t *c = code + 8 * i;
+        dst[(2 * i) * 16 + r] = (uint32_t)c[0] | (uint32_t)c[2] << 8 | (uint32_t)c[4] << 16 | (uint32_t)c[6] << 24;
+        dst[(2 * i + 1) * 16 + r] = (uint32_t)c[1] | (uint32_t)c[3] << 8 | (uint32_t)c[5] << 16 | (uint32_t)c[7] << 24;
     }
 }
 
@@ -221,12 +245,16 @@ static void block_turned(const struct pack_source *src, int64_t first, int n_row
         float v[16] = { 0 };
         struct pack_source row = *src;
         row.k = src->n; /* as the file has it */
-        for (int r = 0; r < n_rows && q->mode != QUANT_AFFINE; r++) v[r] = cpu_fp_value(&row, k, first + r);
+        uint8_t code[16];
+        if (q->mode == QUANT_TRELLIS) trellis_codes((const uint8_t *)src->w + 4 * words * (size_t)k, q->bits, src->n, first, n_rows, code);
+        for (int r = 0; r < n_rows && q->mode == QUANT_TRELLIS; r++)
+            v[r] = trellis_value(code[r], dtype_float_at(src->scales, src->dt, k * (src->n / q->group_size) + (first + r) / q->group_size));
+        for (int r = 0; r < n_rows && quant_is_fp(q); r++) v[r] = cpu_fp_value(&row, k, first + r);
         for (int r = 0; r < n_rows && q->mode == QUANT_AFFINE; r++) {
             int64_t at = first + r, group = k * (src->n / q->group_size) + at / q->group_size;
             uint64_t bits = eight_codes((const uint8_t *)src->w + 4 * words * (size_t)k, q->bits, at / 8);
-            float code = (float)((bits >> (q->bits * (at % 8))) & ((1u << q->bits) - 1));
-            v[r] = fmaf(code, dtype_float_at(src->scales, src->dt, group), dtype_float_at(src->biases, src->dt, group));
+            float affine = (float)((bits >> (q->bits * (at % 8))) & ((1u << q->bits) - 1));
+            v[r] = fmaf(affine, dtype_float_at(src->scales, src->dt, group), dtype_float_at(src->biases, src->dt, group));
         }
         memcpy(block + 4 * (k * 16), v, 4 * 16);
     }
@@ -238,6 +266,8 @@ static void row_quantised(const struct pack_source *src, const struct cpu_weight
     for (int64_t i = 0; i < src->k / w->g; i++, block += group) {
         if (w->type == CPU_W_Q4)
             group_q4(src, row, i, (uint32_t *)block, r);
+        else if (src->spec.mode == QUANT_TRELLIS)
+            group_trellis(src, row, i, (uint32_t *)block, r);
         else
             group_q8(src, row, i, (uint32_t *)block, r);
         scale_copy(src, row, i, block + codes, r);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "format/trellis.h"
 #include "ops/cpu/cpu_int.h"
 
 static struct pack_source to_pack_source(const struct weight_source *s)
@@ -193,6 +194,11 @@ static void mapped_row(const struct weight_source *s, int64_t i, float *out)
         size_t first = (size_t)(i * (s->k / s->spec.group_size)) * (size_t)dtype_get(s->dt)->size_bytes;
         quant_affine_dequantise(&s->spec, (const uint32_t *)s->w + i * words, (const uint8_t *)s->scales + first,
                                 (const uint8_t *)s->biases + first, s->dt, 1, s->k, out);
+        break;
+    }
+    case QUANT_TRELLIS: {
+        size_t first = (size_t)(i * (s->k / s->spec.group_size)) * (size_t)dtype_get(s->dt)->size_bytes;
+        trellis_dequantise(&s->spec, (const uint32_t *)s->w + i * words, (const uint8_t *)s->scales + first, s->dt, 1, s->k, out);
         break;
     }
     default:

@@ -93,6 +93,9 @@ static mb_status plan_weight(struct device *d, const struct weight_source *src, 
     const char *name = src->name ? src->name : "?";
     bool plain = src->spec.mode != QUANT_AFFINE;
     if (cpu_pack_plan(&p, &as_cpu, err) != MB_OK) return mb_error_prefix(err, "tensor %s", name);
+    if (src->spec.mode == QUANT_TRELLIS)
+        return mb_fail_at(err, MB_UNSUPPORTED, "device", "tensor %s: trellis-coded weights do not run on a GPU in this version; use "
+                          "--device cpu", name);
     d->lib->device_use(d->ordinal);
     *bytes = d->lib->weight_bytes(w, plain ? 0 : src->spec.bits, plain ? 64 : src->spec.group_size, src->spec.group_size == 16, src->n,
                                   src->k);
