@@ -21,7 +21,7 @@ BARS = {("70b", "b1_tok_s"): 1.5, ("70b", "prefill_tok_s"): 1.7}  # two cards ov
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("--tool", default=str(ROOT / "build/cuda_ranks"))
-    a.add_argument("--devices", nargs="+", default=["cuda:0", "cuda:0,1"])
+    a.add_argument("--devices", nargs="+", default=["cuda:0", "cuda:0,1", "cuda:0,1/nccl"])
     a.add_argument("--shapes", default="8b,70b")
     a.add_argument("--commit", default="")
     a.add_argument("--timeout", type=int, default=300)

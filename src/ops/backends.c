@@ -20,7 +20,7 @@ const struct ops *ops_find(const char *name)
     return find(name, strlen(name));
 }
 
-/* "0", "0,1": the cards to opt; false: it is no such list. */
+/* "0", "0,1", "0,1/nccl": the cards to opt; false: it is no such list. */
 static bool parse_cards(const char *text, struct device_options *opt)
 {
     for (opt->n_ranks = 0;; text++) {
@@ -29,7 +29,8 @@ static bool parse_cards(const char *text, struct device_options *opt)
         if (*text < '0' || *text > '9' || n >= 1024 || opt->n_ranks == OPS_RANKS_MAX) return false;
         opt->cards[opt->n_ranks++] = (int)n;
         text = end;
-        if (*text == '\0') break;
+        opt->nccl = strcmp(text, "/nccl") == 0 && opt->n_ranks > 1;
+        if (*text == '\0' || opt->nccl) break;
         if (*text != ',') return false;
     }
     opt->ordinal = opt->cards[0];

@@ -35,6 +35,32 @@ def test_without_a_gpu_the_error_says_what_to_do(command):
     assert "device cuda" in p.stderr and "--device cpu" in p.stderr
 
 
+@pytest.mark.parametrize("flags,words", [
+    (["--devices", "cuda:0,0,1"], "names a card twice"), (["--devices", "cuda:0,"], "cuda:N,M"),
+    (["--tensor-parallel", "2"], "--device cuda"), (["--devices", "cuda:0,1", "--tensor-parallel", "4"], "names 2"),
+])
+def test_cards_that_do_not_agree(flags, words):
+    p = run("generate", *flags, LLAMA, "-p", "a", "--max-tokens", "1")
+    assert p.returncode != 0 and p.stdout == "" and words in p.stderr, p.stderr
+
+
+@pytest.mark.parametrize("flags", [["--devices", "cuda:0,1"], ["--device", "cuda", "--tensor-parallel", "4"]])
+def test_several_cards_without_a_gpu(flags):
+    """The same remedy as for one; --devices is --device, --tensor-parallel makes its list."""
+    if has_gpu():
+        pytest.skip("this machine has a GPU")
+    p = run("generate", *flags, LLAMA, "-p", "a", "--max-tokens", "1")
+    assert p.returncode != 0 and "device cuda" in p.stderr and "--device cpu" in p.stderr
+
+
+def test_two_ranks_on_one_gpu():
+    """Greedy text of ranks that share a GPU is that of the GPU alone."""
+    if not has_gpu():
+        pytest.skip("no GPU on this machine")
+    greedy = ["generate", LLAMA, "-p", "hello there", "--temp", "0", "--max-tokens", "24"]
+    assert run(*greedy, "--devices", "cuda:0,0").stdout == run(*greedy, "--device", "cuda").stdout
+
+
 def test_doctor_says_whether_there_is_a_gpu():
     lines = [line for line in run("doctor").stdout.splitlines() if line.startswith("gpu ")]
     assert len(lines) == 1

@@ -51,7 +51,7 @@ static int look_for_gpu(void **state)
 
 static void test_names_of_ranks(void **state)
 {
-    static const char *const bad[] = { "cuda:0,", "cuda:,1", "cuda:0,1,x", "cpu:0,1", "cuda:0,1,2,3,4,5,6,7,8" };
+    static const char *const bad[] = { "cuda:0,", "cuda:,1", "cuda:0,1,x", "cpu:0,1", "cuda:0,1,2,3,4,5,6,7,8", "cuda:0/nccl", "cuda:0,1/ncc", "cuda:0,1/nccl/" };
     const struct ops *ops;
     struct device_options opt = { 0 };
     mb_error err;
@@ -63,6 +63,10 @@ static void test_names_of_ranks(void **state)
     assert_int_equal(opt.cards[1], 5);
     assert_int_equal(ops_parse("cuda:1,1,1,1", &ops, &opt, &err), MB_OK);
     assert_int_equal(opt.n_ranks, 4);
+    assert_false(opt.nccl);
+    assert_int_equal(ops_parse("cuda:0,1/nccl", &ops, &opt, &err), MB_OK);
+    assert_int_equal(opt.n_ranks, 2);
+    assert_true(opt.nccl);
     assert_int_equal(ops_parse("cuda:3", &ops, &opt, &err), MB_OK);
     assert_ptr_equal(ops, &ops_cuda);
     assert_int_equal(opt.n_ranks, 1);

@@ -84,6 +84,19 @@ static void free_host(void *p)
     cudaFreeHost(p);
 }
 
+/* A card that reaches another one's memory once may do so for good. */
+static int peer_open(int ordinal, int other, int *can)
+{
+    *can = 0;
+    cudaError_t e = cudaDeviceCanAccessPeer(can, ordinal, other);
+    if (e != cudaSuccess || !*can) return (int)e;
+    e = cudaSetDevice(ordinal);
+    if (e == cudaSuccess) e = cudaDeviceEnablePeerAccess(other, 0);
+    if (e != cudaErrorPeerAccessAlreadyEnabled) return (int)e;
+    cudaGetLastError();
+    return 0;
+}
+
 static int copy(void *dst, const void *src, size_t bytes, void *stream)
 {
     return (int)cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, (cudaStream_t)stream);
@@ -105,7 +118,11 @@ static int graph_end(void *stream, void **graph)
     *graph = NULL;
     cudaError_t e = cudaStreamEndCapture((cudaStream_t)stream, &g);
     if (e != cudaSuccess) return (int)e;
+    /* Another rank's stream may still be recording: what is not allowed meanwhile concerns that stream alone. */
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
     e = cudaGraphInstantiate((cudaGraphExec_t *)graph, g, 0);
+    cudaThreadExchangeStreamCaptureMode(&mode);
     cudaGraphDestroy(g);
     return (int)e;
 }
@@ -138,6 +155,7 @@ static struct cuda_library table()
     t.free = free_device;
     t.alloc_host = alloc_host;
     t.free_host = free_host;
+    t.peer_open = peer_open;
     t.copy = copy;
     t.fill = fill;
     t.graph_begin = graph_begin;
@@ -156,6 +174,7 @@ static struct cuda_library table()
     t.gather_input = cs_gather_input;
     t.expert_add = cs_expert_add;
     t.experts_finish = cs_experts_finish;
+    t.meet = cs_meet;
     t.join = cs_join;
     t.join_input = cs_join_input;
     t.sample_scratch_bytes = cs_sample_scratch_bytes;

@@ -37,6 +37,8 @@ struct cuda_library {
     void (*free)(void *p);
     int (*alloc_host)(void **out, size_t bytes); /* pinned */
     void (*free_host)(void *p);
+    /* Memory of card `other` becomes memory that `ordinal` may use; *can 0: there is no way. */
+    int (*peer_open)(int ordinal, int other, int *can);
     int (*copy)(void *dst, const void *src, size_t bytes, void *stream); /* either way; host memory pinned to be async */
     int (*fill)(void *dst, int byte, size_t bytes, void *stream);
     /* Between begin and end, what is enqueued on the stream is recorded instead; end makes it a graph to run again. */
@@ -61,6 +63,7 @@ struct cuda_library {
                       int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
     int (*experts_finish)(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
                           const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
+    int (*meet)(const struct ck_ctx *c, const struct cs_meet *a, cudaStream_t st);
     int (*join)(const struct ck_ctx *c, const struct cs_join *a, cudaStream_t st);
     int (*join_input)(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
     size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);

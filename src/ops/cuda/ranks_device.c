@@ -39,10 +39,24 @@ static void describe(struct rank_group *g)
              g->rank[0]->info.total_bytes / 1000000000, g->n, g->comm.ops->name);
 }
 
+/* Cards that do not reach each other's memory exchange through NCCL. */
+static mb_status open_comm(struct rank_group *g, mb_error *err)
+{
+    mb_error why = { 0 };
+    if (g->comm.ops != &comm_peer) return g->comm.ops->open(&g->comm, err);
+    mb_status st = comm_peer.open(&g->comm, &why);
+    if (st == MB_UNSUPPORTED) {
+        g->comm.ops = &comm_nccl;
+        return comm_nccl.open(&g->comm, err);
+    }
+    if (st != MB_OK && err) *err = why;
+    return st;
+}
+
 static mb_status open_parts(struct rank_group *g, const struct device_options *opt, mb_error *err)
 {
     g->shared_card = opt->cards[0] == opt->cards[1];
-    g->comm = (struct comm){ .ops = g->shared_card ? &comm_loopback : &comm_nccl, .rank = g->rank };
+    g->comm = (struct comm){ .ops = g->shared_card ? &comm_loopback : opt->nccl ? &comm_nccl : &comm_peer, .rank = g->rank, .group = g };
     for (int r = 0; r < opt->n_ranks; r++) {
         struct device_options one = *opt;
         one.ordinal = opt->cards[r];
@@ -52,7 +66,7 @@ static mb_status open_parts(struct rank_group *g, const struct device_options *o
     }
     MB_TRY(check_classes(g, err));
     if (g->shared_card) share_stream(g);
-    MB_TRY(g->comm.ops->open(&g->comm, err));
+    MB_TRY(open_comm(g, err));
     describe(g);
     return MB_OK;
 }
@@ -76,7 +90,7 @@ mb_status ranks_device_open(struct device **out, const struct device_options *op
 void ranks_device_close(struct device *d)
 {
     struct rank_group *g = ranks_group(d);
-    if (!g) return;
+    if (!g || g->stuck) return;
     if (g->n == g->comm.n && g->n > 0) g->comm.ops->close(&g->comm);
     for (int r = g->n - 1; r >= 0; r--) cuda_device_close(g->rank[r]); /* the first one's stream is lent to the others */
     mb_free(g);
@@ -103,7 +117,7 @@ mb_status ranks_end(struct rank_group *g, mb_status st)
 {
     if (st != MB_OK && !g->dead && !g->recording) {
         g->dead = true;
-        g->comm.ops->abort(&g->comm);
+        g->stuck = !g->comm.ops->abort(&g->comm);
     }
     return st;
 }
@@ -216,7 +230,7 @@ void ranks_weight_free(struct device *d, struct weight *w)
 {
     struct rank_group *g = ranks_group(d);
     struct rank_weight *held = w->impl;
-    if (!held) return;
+    if (!held || g->stuck) return;
     for (int r = 0; r < g->n; r++) cuda_weight_free(g->rank[r], &held->part[r]);
     mb_free(held);
     w->impl = NULL;

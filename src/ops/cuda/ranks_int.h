@@ -12,9 +12,11 @@
 
 #include "ops/cuda/cuda_int.h"
 
-/* --- how what one rank has comes to the others. Two rows: loopback (all ranks on one card), nccl --- */
+/* --- how what one rank has comes to the others. Rows: loopback (all ranks on one card); peer (cards that reach each other's memory:
+ * a part is read where it was made, once all ranks have met); nccl --- */
 
 struct comm;
+struct rank_group;
 struct comm_ops {
     const char *name;
     mb_status (*open)(struct comm *c, mb_error *err);
@@ -24,8 +26,9 @@ struct comm_ops {
     int (*spread)(struct comm *c, void *const *part, const size_t *bytes, void *const *stage, void *from[OPS_RANKS_MAX][OPS_RANKS_MAX]);
     /* A failure that no call has reported; 0: none. */
     int (*failed)(struct comm *c);
-    /* Let go of what waits for a rank that will not come: once, after a failure. */
-    void (*abort)(struct comm *c);
+    /* Let go of what waits for a rank that will not come: once, after a failure. False: it still waits, and so would whoever
+     * waits for a card. */
+    bool (*abort)(struct comm *c);
     const char *(*error_text)(const struct comm *c, int code);
     bool needs_stage;
 };
@@ -34,8 +37,10 @@ struct comm {
     int n;
     struct device *const *rank; /* the group's */
     void *state[OPS_RANKS_MAX]; /* of the implementation, a rank */
+    struct rank_group *group;
+    volatile uint32_t *given_up; /* peer: pinned; not 0 = ranks stop waiting for each other */
 };
-extern const struct comm_ops comm_loopback, comm_nccl;
+extern const struct comm_ops comm_loopback, comm_peer, comm_nccl;
 
 /* --- ranks, weights --- */
 
@@ -46,7 +51,9 @@ struct rank_group {
     struct comm comm;
     char describe[96];
     bool dead;                  /* a rank has failed: nothing runs any more */
+    bool stuck;                 /* dead, and a card still waits: nobody touches the cards any more, they go with the process */
     bool recording;             /* a graph is being recorded: what fails now ends no rank */
+    struct rank_plans *plans;   /* compiled on it, the newest first */
     bool asked_for_page;        /* page_read or page_write was called: the next submit says that it cannot be */
 };
 
@@ -103,6 +110,7 @@ struct rank_graph {
 
 struct rank_plans {
     struct rank_group *group;
+    struct rank_plans *next;    /* of the group's */
     const struct plan *model;   /* the plan that was asked for */
     struct rank_plan rank[OPS_RANKS_MAX];
     struct rank_join *joins;
@@ -146,7 +154,8 @@ mb_status ranks_check(struct rank_group *g, int r, int code, const char *what, m
 /* A step of a rank returned st. */
 mb_status ranks_end(struct rank_group *g, mb_status st);
 
-/* ranks_run.c */
+/* ranks_run.c: captured graphs of every plan of the group. */
+void ranks_graphs_free(struct rank_group *g);
 mb_status ranks_compile(struct device *d, const struct plan *p, const struct compile_options *opt, struct compiled **out, mb_error *err);
 void ranks_compiled_free(struct compiled *c);
 size_t ranks_scratch_bytes(struct device *d, const struct plan *p, const struct compile_options *opt);

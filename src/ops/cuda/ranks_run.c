@@ -174,6 +174,11 @@ static void graphs_free(struct rank_plans *p)
     p->graphs_of_pool = p->group->rank[0]->kv_generation;
 }
 
+void ranks_graphs_free(struct rank_group *g)
+{
+    for (struct rank_plans *p = g->plans; p; p = p->next) graphs_free(p);
+}
+
 /* As run.c has it for one card: the graph of this batch's shape, counted; NULL: it runs step by step. */
 static struct rank_graph *graph_of(struct rank_plans *p, int32_t *n_split)
 {
@@ -429,6 +434,8 @@ mb_status ranks_compile(struct device *d, const struct plan *model, const struct
         return st;
     }
     copy_mul(p);
+    p->next = p->group->plans;
+    p->group->plans = p;
     *out = (struct compiled *)(void *)p;
     return MB_OK;
 }
@@ -436,9 +443,15 @@ mb_status ranks_compile(struct device *d, const struct plan *model, const struct
 void ranks_compiled_free(struct compiled *c)
 {
     struct rank_plans *p = plans_of(c);
-    if (!p) return;
+    if (!p || p->group->stuck) return;
     mb_error why = { 0 };
+    for (struct rank_plans **at = &p->group->plans; *at; at = &(*at)->next)
+        if (*at == p) {
+            *at = p->next;
+            break;
+        }
     if (!p->group->dead && ranks_wait(p->group, "the last step", &why) != MB_OK) LOGW("cuda", "%s", why.text);
+    if (p->group->stuck) return;
     graphs_free(p);
     for (int r = 0; r < p->group->n; r++) {
         if (!p->compiled[r]) continue;

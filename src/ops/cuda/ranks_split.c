@@ -17,7 +17,7 @@ struct splitter {
     struct rank_plan *to;
     bool local[PLAN_MAX_BUFS];      /* every rank has columns of its own */
     int32_t width[PLAN_MAX_BUFS];   /* local: of this rank, the most of any step */
-    int32_t n_joins;                /* met so far */
+    int32_t n_joins, n_joined;      /* joins met so far; linears with any */
     mb_error *err;
 };
 
@@ -155,7 +155,9 @@ static mb_status add_join(struct splitter *s, int32_t i, const struct rank_join 
 /* Parts whose output stays go on as they are; the others write to buffers of their own, which are joined. */
 static mb_status split_linear(struct splitter *s, int32_t i)
 {
-    static const char *const names[PLAN_MAX_PARTS] = { "part", "part1", "part2", "part3" };
+    /* Two sets take turns: a rank may still read what the step before has made while this one is at work. */
+    static const char *const names[2][PLAN_MAX_PARTS] = { { "part", "part1", "part2", "part3" }, { "part_b", "part1_b", "part2_b", "part3_b" } };
+    const char *const *name = names[s->n_joined & 1];
     const struct plan *p = s->all->model;
     const struct plan_step *from = &p->steps[i];
     struct plan_step *to = add_step(s, from);
@@ -173,7 +175,7 @@ static mb_status split_linear(struct splitter *s, int32_t i)
         if (s->local[out]) {
             if (s->width[out] < (int32_t)w->n) s->width[out] = (int32_t)w->n;
         } else {
-            parts[j].buf = to->u.linear.part[n].out = add_buf(s, names[j], &p->bufs[out], (int32_t)w->n);
+            parts[j].buf = to->u.linear.part[n].out = add_buf(s, name[j], &p->bufs[out], (int32_t)w->n);
             to->u.linear.part[n].out_offset = 0;
             to->u.linear.part[n].add = false;
         }
@@ -181,12 +183,14 @@ static mb_status split_linear(struct splitter *s, int32_t i)
     }
     to->u.linear.n_parts = n;
     if (n == 0) s->to->plan.n_steps--;
+    int32_t before = s->n_joins;
     for (int j = 0; j < from->u.linear.n_parts; j++) {
         buf_id out = from->u.linear.part[j].out;
         if (s->local[out]) continue;
         struct rank_join join = { .full = out, .add = from->u.linear.part[j].add, .first_only = p->steps[p->n_steps - 1].in == out };
         MB_TRY(add_join(s, i, &join, &parts[j]));
     }
+    s->n_joined += s->n_joins > before;
     return MB_OK;
 }
 

@@ -147,9 +147,18 @@ int cs_expert_add(const struct ck_ctx *c, const float *y, int64_t ld_y, const in
 int cs_experts_finish(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
                       const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
 
-/* --- several ranks: columns that were computed apart come together. Sources may lie on this device only --- */
+/* --- several ranks: columns that were computed apart come together. Parts may lie on another card that this one reaches --- */
 
 #define CS_RANKS_MAX 8
+/* Tell every rank that this one is here, and wait until all are: what was enqueued before on their streams can then be read.
+ * flags[r]: memory of rank r, [CS_RANKS_MAX] counters of who has come to it how often, and one more of its own; zeroed once. */
+struct cs_meet {
+    int32_t rank, n;
+    uint32_t *flags[CS_RANKS_MAX];
+    const volatile uint32_t *given_up; /* host memory: not 0 = nobody will come any more */
+};
+int cs_meet(const struct ck_ctx *c, const struct cs_meet *a, cudaStream_t st);
+
 struct cs_join {                /* out[token][first[r] + i] = or += part r [token][i], i < n[r] */
     float *out;
     int64_t ld_out;

@@ -1,10 +1,38 @@
 /* steps_ranks.cu: what several ranks have computed, each its own columns, put side by side: copies, and one addition where a
- * residual takes the sum. Nothing is summed across ranks, so the bits are those of one.
+ * residual takes the sum. Nothing is summed across ranks, so the bits are those of one. Parts are read past the first-level cache,
+ * which does not know when another card writes.
  */
 #include "ops/cuda/kernels_dev.cuh"
 #include "ops/cuda/steps.h"
 
 #define COLUMNS 256
+
+/* A thread is a rank: it raises this rank's flag there and watches that rank's flag here. The wait is for work that is enqueued
+ * already; where a rank has failed the host gives up for all. */
+static __global__ void meet_kernel(const __grid_constant__ struct cs_meet a)
+{
+    ck_pdl_launch();
+    ck_pdl_wait();
+    uint32_t *mine = a.flags[a.rank], round = mine[CS_RANKS_MAX] + 1;
+    int q = (int)threadIdx.x;
+    __syncwarp();
+    if (q >= a.n) return;
+    if (q != a.rank) {
+        __threadfence_system();
+        asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(a.flags[q] + a.rank), "r"(round) : "memory");
+        for (uint32_t seen = 0, turn = 1;; turn++) {
+            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(mine + q) : "memory");
+            if ((int32_t)(seen - round) >= 0 || (turn % 4096 == 0 && *a.given_up != 0)) break;
+        }
+    } else {
+        mine[CS_RANKS_MAX] = round;
+    }
+}
+
+extern "C" int cs_meet(const struct ck_ctx *c, const struct cs_meet *a, cudaStream_t st)
+{
+    return ck_launch(c, meet_kernel, dim3(1), 32, 0, st, *a);
+}
 
 static __global__ void join_kernel(const __grid_constant__ struct cs_join a)
 {
@@ -14,7 +42,7 @@ static __global__ void join_kernel(const __grid_constant__ struct cs_join a)
     for (int r = 0; r < a.n_parts; r++) {
         int at = i - a.first[r];
         if (at < 0 || at >= a.n[r]) continue;
-        float v = a.part[r][(int64_t)row * a.ld[r] + at], *to = a.out + (int64_t)row * a.ld_out + i;
+        float v = __ldcg(a.part[r] + (int64_t)row * a.ld[r] + at), *to = a.out + (int64_t)row * a.ld_out + i;
         *to = a.add ? __fadd_rn(*to, v) : v;
         return;
     }
@@ -35,9 +63,20 @@ static __device__ __forceinline__ uint32_t pair_at(const struct cs_join_input &a
     for (int r = 0; r < a.n_parts; r++) {
         int at = kk - a.first[r];
         if (at < 0 || at >= a.part[r].k) continue;
-        return *(const uint32_t *)((const __half *)a.part[r].v + ck_x_off(a.part[r].layout, a.part[r].k_pad, token, at));
+        return __ldcg((const uint32_t *)((const __half *)a.part[r].v + ck_x_off(a.part[r].layout, a.part[r].k_pad, token, at)));
     }
     return 0;
+}
+
+/* The part that holds all four pairs of a chunk in the same places: one load; NULL: pairs by themselves. */
+static __device__ __forceinline__ const uint4 *chunk_at(const struct cs_join_input &a, int token, int kk, int step)
+{
+    for (int r = 0; r < a.n_parts; r++) {
+        int at = kk - a.first[r];
+        if (at < 0 || at + 3 * step + 1 >= a.part[r].k || a.first[r] % (a.out.layout == CK_X_ROWS ? 8 : 64) != 0) continue;
+        return (const uint4 *)((const __half *)a.part[r].v + ck_x_off(a.part[r].layout, a.part[r].k_pad, token, at));
+    }
+    return NULL;
 }
 
 /* A thread writes 16 bytes: four pairs, side by side in rows, every eighth column in tiles. */
@@ -57,7 +96,8 @@ static __global__ void join_input_kernel(const __grid_constant__ struct cs_join_
         step = 8;
     }
     if (token >= a.m || kk >= a.out.k_pad) return;
-    uint4 v = make_uint4(pair_at(a, token, kk), pair_at(a, token, kk + step), pair_at(a, token, kk + 2 * step), pair_at(a, token, kk + 3 * step));
+    const uint4 *chunk = chunk_at(a, token, kk, step);
+    uint4 v = chunk ? __ldcg(chunk) : make_uint4(pair_at(a, token, kk), pair_at(a, token, kk + step), pair_at(a, token, kk + 2 * step), pair_at(a, token, kk + 3 * step));
     *(uint4 *)((__half *)a.out.v + ck_x_off(a.out.layout, a.out.k_pad, token, kk)) = v;
 }
 
