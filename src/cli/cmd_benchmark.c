@@ -2,7 +2,8 @@
  * sampling, delivery), one request alone and several together; what `make bench` measures beside llama.cpp.
  *
  * A cell is a way to run (tier, KV format, requests together). `--run speed` measures the one that the flags say, alone
- * and with --batch requests; `--run features` all cells in one go (CFG-206). Prompts are made-up ids, another one each
+ * and with --batch requests; `--run features` all cells in one go (CFG-206); `--run recipes` the ways to run that the reference
+ * recommends, and mlx_lm.server's own (ENG-265..269, CFG-122). Prompts are made-up ids, another one each
  * time, so that nothing comes from the prompt cache; end tokens are ignored. Each figure is the median of --repeat rounds.
  */
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 struct cell {
     const char *tier, *kv;
     int32_t batch;
+    const char *recipe; /* its name, NULL: none */
 };
 struct figures {
     double first_s, prefill_tok_s, decode_tok_s; /* first_s: until all requests have their first token */
@@ -161,8 +163,10 @@ static mb_status measure(struct bench *b, mb_engine *e, int32_t n, struct figure
 
 static void add_row(struct bench *b, const struct cell *c, int32_t n, const struct figures *r)
 {
-    buf_printf(&b->rows, "%s{\"tier\":\"%s\",\"kv\":\"%s\",\"requests\":%d,\"prompt_tokens\":%d,\"tokens\":%d,\"first_token_s\":",
-               b->n_rows++ ? "," : "", c->tier, c->kv, (int)n, (int)b->n_prompt, (int)b->n_tokens);
+    buf_printf(&b->rows, "%s{", b->n_rows++ ? "," : "");
+    if (c->recipe) buf_printf(&b->rows, "\"recipe\":\"%s\",", c->recipe);
+    buf_printf(&b->rows, "\"tier\":\"%s\",\"kv\":\"%s\",\"requests\":%d,\"prompt_tokens\":%d,\"tokens\":%d,\"first_token_s\":",
+               c->tier, c->kv, (int)n, (int)b->n_prompt, (int)b->n_tokens);
     json_write_double(&b->rows, r->first_s);
     buf_append_str(&b->rows, ",\"prefill_tok_s\":");
     json_write_double(&b->rows, r->prefill_tok_s);
@@ -170,8 +174,8 @@ static void add_row(struct bench *b, const struct cell *c, int32_t n, const stru
     json_write_double(&b->rows, r->decode_tok_s);
     buf_append_char(&b->rows, '}');
     if (b->f->json.b) return;
-    printf("  %-4s %-5s %3d  %10.1f tok/s  %8.3f s  %10.1f tok/s\n", c->tier, c->kv, (int)n, r->prefill_tok_s, r->first_s,
-           r->decode_tok_s);
+    printf("  %-4s %-5s %3d  %10.1f tok/s  %8.3f s  %10.1f tok/s%s%s\n", c->tier, c->kv, (int)n, r->prefill_tok_s, r->first_s,
+           r->decode_tok_s, c->recipe ? "  " : "", c->recipe ? c->recipe : "");
     fflush(stdout);
 }
 
@@ -232,9 +236,38 @@ static mb_status run_features(struct bench *b, int32_t batch, mb_error *err)
     static const char *const tiers[] = { "l1", "l2", "f32" }, *const kvs[] = { "off", "f16", "f32" };
     for (size_t t = 0; t < 3; t++)
         for (size_t k = 0; k < 3; k++) {
-            struct cell c = { tiers[t], kvs[k], batch };
+            struct cell c = { tiers[t], kvs[k], batch, NULL };
             MB_TRY(run_cell(b, &c, err));
         }
+    return MB_OK;
+}
+
+/* What the reference's recipes come to in this version. NULL, 0: as the flags say. */
+static const struct recipe {
+    const char *name, *tier;
+    int32_t batch, n_tokens;
+} recipes[] = {
+    { "single user", NULL, 1, 0 },             /* ENG-265 */
+    { "several clients", NULL, 4, 0 },         /* ENG-266 */
+    { "mlx-lm's arithmetic", "l1", 1, 0 },     /* ENG-268 */
+    { "optiq's arithmetic", "l2", 1, 0 },
+    { "mlx_lm.server's policy", "l1", 1, 512 } /* CFG-122: greedy, one at a time, 512 tokens where nobody says a number */
+};
+
+/* ENG-267 and ENG-269 ask for --isolate and packed KV, which are not in this version. */
+static mb_status run_recipes(struct bench *b, mb_error *err)
+{
+    mb_options opt;
+    struct mb_open_extra x;
+    int32_t n_tokens = b->n_tokens;
+    MB_TRY(model_options(b->f, &opt, &x, err));
+    for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
+        const struct recipe *r = &recipes[i];
+        struct cell c = { r->tier ? r->tier : opt.tier, opt.kv, r->batch, r->name };
+        b->n_tokens = r->n_tokens && !b->f->tokens.given ? r->n_tokens : n_tokens;
+        MB_TRY(run_cell(b, &c, err));
+    }
+    b->n_tokens = n_tokens;
     return MB_OK;
 }
 
@@ -243,7 +276,7 @@ static mb_status run_speed(struct bench *b, int32_t batch, mb_error *err)
     mb_options opt;
     struct mb_open_extra x;
     MB_TRY(model_options(b->f, &opt, &x, err));
-    struct cell c = { opt.tier, opt.kv, batch };
+    struct cell c = { opt.tier, opt.kv, batch, NULL };
     return run_cell(b, &c, err);
 }
 
@@ -269,7 +302,7 @@ mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos
     char path[MODEL_PATH_MAX];
     struct bench b = { .f = f, .path = path, .n_prompt = (int32_t)f->prompt_tokens.i, .n_tokens = (int32_t)f->tokens.i,
                        .n_rounds = (int32_t)f->repeat.i };
-    bool features = strcmp(f->run.s, "features") == 0;
+    bool features = strcmp(f->run.s, "features") == 0, by_recipe = strcmp(f->run.s, "recipes") == 0;
     (void)exit_status;
     MB_TRY(model_find(f, n_pos > 0 ? pos[0] : NULL, true, path, err));
     buf_init(&b.rows, 1 << 20);
@@ -277,7 +310,7 @@ mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos
         printf("%s\n  prompt %d tokens, then %d; median of %d\n  tier kv  requests    prompt          first token  generation\n",
                path, (int)b.n_prompt, (int)b.n_tokens, (int)b.n_rounds);
     int32_t batch = f->batch.given ? (int32_t)f->batch.i : features ? 8 : 1;
-    mb_status st = features ? run_features(&b, batch, err) : run_speed(&b, batch, err);
+    mb_status st = features ? run_features(&b, batch, err) : by_recipe ? run_recipes(&b, err) : run_speed(&b, batch, err);
     if (st == MB_OK && f->json.b) st = print_json(&b, err);
     buf_free(&b.rows);
     return st;

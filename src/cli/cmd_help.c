@@ -111,11 +111,12 @@ static const struct verb verbs[] = {
       "--text FILE takes one text a line, - standard input. The server: mlx-bun serve MODEL.\n\n"
       "  mlx-bun embed Qwen3-Embedding-0.6B/ --prompt 'What is the capital of China?' \\\n"
       "    --instruction 'Given a web search query, retrieve relevant passages that answer the query'", cmd_embed },
-    { "benchmark", NULL, CMD_BENCHMARK, 1, "MODEL [--prompt-tokens N] [--tokens N] [--batch B] [--run features]",
+    { "benchmark", NULL, CMD_BENCHMARK, 1, "MODEL [--prompt-tokens N] [--tokens N] [--batch B] [--run features|recipes]",
       "measure how fast a model runs here",
       "Prints how fast a prompt is read, how long the first token takes, and how fast text is generated, through the whole\n"
       "engine: for one request alone and, with --batch B, for B together. --run features measures every tier with every KV\n"
-      "format. Each figure is the median of --repeat rounds; --json prints them as one object.\n\n"
+      "format; --run recipes the ways to run that the reference recommends (one user, four clients, each arithmetic) and\n"
+      "mlx_lm.server's policy (greedy, one at a time, 512 tokens). Each figure is the median of --repeat rounds; --json prints them as one object.\n\n"
       "  mlx-bun benchmark starter\n"
       "  mlx-bun benchmark starter --prompt-tokens 4096 --batch 8 --l2 --json", cmd_benchmark },
     { "pi", NULL, CMD_PI | CMD_SERVE, 8, "[-q MODEL] [flags of serve] [-- ARGUMENTS OF pi]", "the terminal client pi on a server",

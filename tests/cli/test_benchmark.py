@@ -51,6 +51,21 @@ def test_cfg206_features_measures_every_cell():
         check_row(row, 1)
 
 
+def test_eng265_recipes():
+    """ENG-265 ENG-266 ENG-268 CFG-122: one user, four clients, both arithmetics, and mlx_lm.server's policy: one at a time, 512 tokens
+    where the command says no number."""
+    rows = benchmark("--run", "recipes", "--repeat", "1")["rows"]
+    assert [(r["recipe"], r["tier"], r["requests"]) for r in rows] == [
+        ("single user", "l1", 1), ("several clients", "l1", 1), ("several clients", "l1", 4), ("mlx-lm's arithmetic", "l1", 1),
+        ("optiq's arithmetic", "l2", 1), ("mlx_lm.server's policy", "l1", 1)]
+    for row in rows:
+        check_row(row, 1)
+    args = ["--run", "recipes", "--repeat", "1", "--prompt-tokens", "8", "--threads", "1"]
+    rows = json.loads(run("benchmark", LLAMA, *args, "--json").stdout)["rows"]
+    assert [r["tokens"] for r in rows] == [rows[0]["tokens"]] * 5 + [512] and rows[0]["tokens"] != 512
+    assert "mlx_lm.server's policy" in run("benchmark", LLAMA, *args, "--tokens", "4").stdout
+
+
 def test_benchmark_prints_a_table():
     out = run("benchmark", LLAMA, *SMALL).stdout
     assert "tok/s" in out and "median of 2" in out

@@ -115,7 +115,7 @@ def test_api045_no_cap(short, says):
 
 
 def test_api046_max_tokens_flag():
-    """API-046 API-082 API-086: --max-tokens is the omitted cap, 1 to 1e7; mlx_lm.server's policy can be had by flags."""
+    """API-046 API-082 API-086 CFG-122: --max-tokens is the omitted cap, 1 to 1e7; mlx_lm.server's policy can be had by flags."""
     with Server("--temp", 0, "--top-p", 0, "--top-k", 0, "--max-tokens", 512, "--batch", 1) as s:
         r = s.ok(CHAT, {"messages": HELLO, "ignore_eos": True, "logprobs": True})
         assert r["usage"]["completion_tokens"] == 512 and r["usage"]["lane"] == "serial"
@@ -304,7 +304,7 @@ def test_api070_wrong_constraints_are_refused(llama, path):
 # --- section 4 ---
 
 def test_api080_precedence(tmp_path, llama):
-    """API-080 API-081 API-084 API-087: request, then flag, then generation_config.json, then fallback, each hiding the next;
+    """API-080 API-081 API-084 API-087 CFG-123: request, then flag, then generation_config.json, then fallback, each hiding the next;
     an explicit 0 is a value. A request without sampling fields (what a browser page sends) gets the lower tiers."""
     model = rig.copy_model(tmp_path, generation={"temperature": 0.0, "top_k": 3, "top_p": 0.5})
     hot = {"seed": 2, **FREE}

@@ -215,7 +215,7 @@ def test_half_close(attack):
 def test_idle_connections(attack):
     """Issue 5: thousands of connections that say nothing, above the server's own limit in the full form: a new client gets in."""
     with closing() as sockets:
-        crowd(attack, sockets, pick(400, 6000))
+        crowd(attack, sockets, pick(400, 10000))
         for _ in range(5):
             with httpx.Client(trust_env=False, timeout=60) as c:
                 assert c.get(f"http://127.0.0.1:{attack.port}/health").status_code == 200
