@@ -6,7 +6,7 @@ BASH = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 ZSH  = $(DESTDIR)$(PREFIX)/share/zsh/$(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
 FISH = $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 
-.PHONY: install install-files uninstall deb
+.PHONY: install install-files uninstall deb deb-chroot
 install: build ## copy program, library, headers, manual pages and completions below $(DESTDIR)$(PREFIX)
 	@$(MAKE) --no-print-directory install-files
 
@@ -38,3 +38,5 @@ uninstall: ## remove what `make install` has copied
 
 deb: build ## a Debian package with manual pages, completions and a systemd unit: $(BUILD)/mlx-bun_VERSION_ARCH.deb
 	@tools/deb $(BUILD) $(VERSION)
+deb-chroot: deb ## the package in a clean Debian (root, debootstrap, a mirror): dpkg -i, run, systemd-analyze verify, purge
+	@tools/deb-chroot $(BUILD) $(BUILD)/mlx-bun_$(VERSION)_$$(dpkg --print-architecture).deb
