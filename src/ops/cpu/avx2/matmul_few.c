@@ -1,6 +1,7 @@
 /* matmul_few.c (avx2): up to FEW_ROWS rows times 4-bit weights by maddubs, limb by limb, codes unpacked in registers: u8 codes
  * (0..15) times int8, a pair sum is at most 2*15*128, eight of them fit int16, so one widening per 32 k. One row: one stream,
- * two registers of 8 outputs; more: four rows at a time over one half of a block, float accumulators in L1. */
+ * two registers of 8 outputs; more: up to four rows (two limbs: two) at a time, each broadcast of inputs meeting both halves of a
+ * block, float accumulators in L1. */
 #include "ops/cpu/avx2/matmul_int.h"
 
 /* --- one row, 4-bit codes, limbs by maddubs --- */
@@ -79,88 +80,104 @@ FORCED void row_q4_any(const struct cpu_weight *w, int64_t blk0, int64_t blk1, c
 
 /* --- few rows, 4-bit codes, limbs by maddubs, nothing expanded --- */
 
-/* isum[r] of one group and one half of a block, R rows. */
-FORCED void group_q4_rows(bool two_limbs, int R, const uint8_t *p, int g, const uint8_t *x, size_t ld_x, __m256i isum[4])
+/* Products of codes[h] with four bytes of R rows at x, the second limb g behind; sums in s16[limb][r][h]. */
+FORCED void madd_q4_rows(int n_limb, int R, const __m256i codes[2], const uint8_t *x, size_t ld_x, int g,
+                         __m256i s16[2][4][2])
 {
-    const __m256i m0f = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), high = _mm256_set1_epi16(256);
     UNROLL(4)
-    for (int r = 0; r < R; r++) isum[r] = _mm256_setzero_si256();
-    for (int c = 0; c < g; c += 32) { /* eight products per int16 lane */
-        __m256i h16[4], l16[4];
-        UNROLL(4)
-        for (int r = 0; r < R; r++) h16[r] = l16[r] = _mm256_setzero_si256();
-        UNROLL(4)
-        for (int i = c / 8; i < c / 8 + 4; i++) {
-            __m256i v = load_i(p + 64 * i), even = _mm256_and_si256(v, m0f),
-                    odd = _mm256_and_si256(_mm256_srli_epi32(v, 4), m0f);
-            UNROLL(4)
-            for (int r = 0; r < R; r++) {
-                const uint8_t *q = x + (size_t)r * ld_x + 8 * i;
-                h16[r] = _mm256_add_epi16(h16[r], _mm256_maddubs_epi16(even, bcast_dword(q)));
-                in_place(&h16[r]);
-                h16[r] = _mm256_add_epi16(h16[r], _mm256_maddubs_epi16(odd, bcast_dword(q + 4)));
-                in_place(&h16[r]);
-                if (!two_limbs) continue;
-                l16[r] = _mm256_add_epi16(l16[r], _mm256_maddubs_epi16(even, bcast_dword(q + g)));
-                in_place(&l16[r]);
-                l16[r] = _mm256_add_epi16(l16[r], _mm256_maddubs_epi16(odd, bcast_dword(q + g + 4)));
-                in_place(&l16[r]);
+    for (int r = 0; r < R; r++)
+        UNROLL(2)
+        for (int l = 0; l < n_limb; l++) {
+            __m256i q = bcast_dword(x + (size_t)r * ld_x + l * g);
+            UNROLL(2)
+            for (int h = 0; h < 2; h++) {
+                s16[l][r][h] = _mm256_add_epi16(s16[l][r][h], _mm256_maddubs_epi16(codes[h], q));
+                in_place(&s16[l][r][h]);
             }
         }
+}
+
+/* isum[r][h] of one group, R rows by the two halves of a block. */
+FORCED void group_q4_rows(int n_limb, int R, const uint8_t *p, int g, const uint8_t *x, size_t ld_x, __m256i isum[4][2])
+{
+    const __m256i m0f = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1), first = n_limb == 2 ? _mm256_set1_epi16(256) : ones;
+    UNROLL(4) for (int r = 0; r < R; r++) UNROLL(2) for (int h = 0; h < 2; h++) isum[r][h] = _mm256_setzero_si256();
+    for (int c = 0; c < g; c += 32) { /* eight products per int16 lane */
+        __m256i s16[2][4][2];
+        UNROLL(2) for (int l = 0; l < n_limb; l++) UNROLL(4) for (int r = 0; r < R; r++) UNROLL(2) for (int h = 0; h < 2; h++)
+            s16[l][r][h] = _mm256_setzero_si256();
         UNROLL(4)
-        for (int r = 0; r < R; r++) {
-            isum[r] = _mm256_add_epi32(isum[r], _mm256_madd_epi16(h16[r], two_limbs ? high : ones));
-            if (two_limbs) isum[r] = _mm256_add_epi32(isum[r], _mm256_madd_epi16(l16[r], ones));
+        for (int i = c / 8; i < c / 8 + 4; i++) {
+            __m256i v[2], codes[2];
+            UNROLL(2) for (int h = 0; h < 2; h++) codes[h] = _mm256_and_si256(v[h] = load_i(p + 64 * i + 32 * h), m0f);
+            madd_q4_rows(n_limb, R, codes, x + 8 * i, ld_x, g, s16);
+            UNROLL(2) for (int h = 0; h < 2; h++) codes[h] = _mm256_and_si256(_mm256_srli_epi32(v[h], 4), m0f);
+            madd_q4_rows(n_limb, R, codes, x + 8 * i + 4, ld_x, g, s16);
+        }
+        UNROLL(4) for (int r = 0; r < R; r++) UNROLL(2) for (int h = 0; h < 2; h++) {
+            __m256i sum = _mm256_madd_epi16(s16[0][r][h], first);
+            if (n_limb == 2) sum = _mm256_add_epi32(sum, _mm256_madd_epi16(s16[1][r][h], ones));
+            isum[r][h] = _mm256_add_epi32(isum[r][h], sum);
         }
     }
 }
 
-/* R rows of one block. */
-FORCED void block_q4_rows(bool two_limbs, int R, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x,
+/* R rows of one block; accumulators rest in L1 between groups. */
+FORCED void block_q4_rows(int n_limb, int R, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x,
                           const uint8_t *xr, float *y, int64_t ld_y)
 {
-    int g = w->g;
-    size_t cb = code_bytes(CPU_W_Q4, g), gb = cb + scales_bytes(w->dt), xb = (size_t)g * (two_limbs ? 2 : 1);
+    size_t cb = code_bytes(CPU_W_Q4, g), gb = cb + scales_bytes(dt), ld_x = x->row_bytes, ld_pair = ld_x / 4;
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes;
     const float *pair = act_pairs(x, xr);
-    size_t ld_pair = x->row_bytes / 4;
+    int64_t n_groups = w->k / g;
     _Alignas(32) float acc[4][16] = { { 0 } };
-    for (int64_t i = 0; i < w->k / g; i++, p += gb, xr += xb, pair += 2) {
+    for (int64_t i = 0; i < n_groups; i++, p += gb, xr += n_limb * g, pair += 2) {
         __m256 s[2], b[2];
-        scales_load(w->dt, p + cb, s, b);
+        scales_load(dt, p + cb, s, b);
+        UNROLL(10)
         for (size_t j = 0; j < gb; j += 64) _mm_prefetch((const char *)p + PREFETCH_AHEAD + j, _MM_HINT_T0);
-        UNROLL(2)
-        for (int h = 0; h < 2; h++) {
-            __m256i isum[4];
-            group_q4_rows(two_limbs, R, p + 32 * h, g, xr, x->row_bytes, isum);
-            UNROLL(4)
-            for (int r = 0; r < R; r++) {
-                float *a = acc[r] + 8 * h;
-                _mm256_store_ps(a, group_add(_mm256_load_ps(a), s[h], b[h], pair + (size_t)r * ld_pair, isum[r]));
-            }
+        __m256i isum[4][2];
+        group_q4_rows(n_limb, R, p, g, xr, ld_x, isum);
+        UNROLL(4) for (int r = 0; r < R; r++) UNROLL(2) for (int h = 0; h < 2; h++) {
+            float *a = acc[r] + 8 * h;
+            _mm256_store_ps(a, group_add(_mm256_load_ps(a), s[h], b[h], pair + (size_t)r * ld_pair, isum[r][h]));
         }
     }
     for (int r = 0; r < R; r++)
         store16(y + r * ld_y, w->n - 16 * blk, _mm256_load_ps(acc[r]), _mm256_load_ps(acc[r] + 8));
 }
 
-FORCED void rows_q4_few(bool two_limbs, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+/* The common group sizes become constants of their own loops. */
+FORCED void block_q4_any(int n_limb, int R, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x, const uint8_t *xr,
+                         float *y, int64_t ld_y)
+{
+    if (w->dt == DT_BF16 && w->g == 32)
+        block_q4_rows(n_limb, R, 32, DT_BF16, w, blk, x, xr, y, ld_y);
+    else if (w->dt == DT_BF16 && w->g == 64)
+        block_q4_rows(n_limb, R, 64, DT_BF16, w, blk, x, xr, y, ld_y);
+    else
+        block_q4_rows(n_limb, R, w->g, w->dt, w, blk, x, xr, y, ld_y);
+}
+
+/* Two limbs: two rows at a time, for three would need more sums than there are registers. */
+FORCED void rows_q4_few(int n_limb, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                         int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
+    const int64_t r_max = n_limb == 2 ? 2 : 4;
+    int64_t n_tile = (m + r_max - 1) / r_max;
     for (int64_t blk = blk0; blk < blk1; blk++)
-        for (int64_t r = 0, n; r < m; r += n) {
+        for (int64_t i = 0; i < n_tile; i++) { /* about as many rows each */
+            int64_t r = m * i / n_tile, n = m * (i + 1) / n_tile - r;
             const uint8_t *xr = x->data + (size_t)(row0 + r) * x->row_bytes;
             float *yr = y + r * ld_y + 16 * (blk - blk0);
-            n = m - r > 4 ? (m - r + 1) / 2 : m - r; /* 5 .. 8 rows: two halves */
-            if (n > 4) n = 4;
-            if (n == 4)
-                block_q4_rows(two_limbs, 4, w, blk, x, xr, yr, ld_y);
-            else if (n == 3)
-                block_q4_rows(two_limbs, 3, w, blk, x, xr, yr, ld_y);
+            if (n == 4 && n_limb == 1)
+                block_q4_any(n_limb, 4, w, blk, x, xr, yr, ld_y);
+            else if (n == 3 && n_limb == 1)
+                block_q4_any(n_limb, 3, w, blk, x, xr, yr, ld_y);
             else if (n == 2)
-                block_q4_rows(two_limbs, 2, w, blk, x, xr, yr, ld_y);
+                block_q4_any(n_limb, 2, w, blk, x, xr, yr, ld_y);
             else
-                block_q4_rows(two_limbs, 1, w, blk, x, xr, yr, ld_y);
+                block_q4_any(n_limb, 1, w, blk, x, xr, yr, ld_y);
         }
 }
 
@@ -173,7 +190,7 @@ void avx2_matmul_q4_few(const struct cpu_weight *w, int64_t blk0, int64_t blk1, 
     else if (m == 1)
         row_q4_any(w, blk0, blk1, x, row0, y, false);
     else if (two_limbs)
-        rows_q4_few(true, w, blk0, blk1, x, row0, m, y, ld_y);
+        rows_q4_few(2, w, blk0, blk1, x, row0, m, y, ld_y);
     else
-        rows_q4_few(false, w, blk0, blk1, x, row0, m, y, ld_y);
+        rows_q4_few(1, w, blk0, blk1, x, row0, m, y, ld_y);
 }
