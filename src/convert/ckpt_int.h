@@ -28,6 +28,9 @@ struct conv_item {
     const struct tensor_view *scales, *biases; /* of a quantised source; n_src is then 1. biases NULL: mxfp4, mxfp8, nvfp4 */
     struct quant_spec from, to;     /* QUANT_NONE: floats */
     enum dtype dtype;               /* of the floats, or of scales and biases; as in the source when it is no float */
+    const struct tensor_view **block_scales; /* [n_src] of float8 sources (format/fp8.h), else NULL */
+    int32_t n_head, head_rows, head_first; /* kv_b_proj: of each of n_head heads, head_rows rows, those of this item from head_first on */
+    bool turned;                    /* n_head: each head's rows are columns here */
     const struct conv_delta *deltas; /* [n_deltas] those of this module, rows rising */
     size_t n_deltas;
     bool as_is;                     /* bytes are copied */
@@ -72,6 +75,8 @@ bool conv_published_parse(const struct conv *c, const char *name, struct conv_ex
 bool conv_expert_parse(const struct conv *c, const char *name, struct conv_expert *out);
 const char *conv_expert_source(const struct conv *c, const struct conv_expert *e, int i_expert, char *out, size_t cap);
 const char *conv_expert_target(struct conv *c, const struct conv_expert *e);
+/* kv_b_proj of a layer with attention over latents. */
+bool conv_kv_parse(const struct conv *c, const char *name, int *layer);
 bool conv_recipe_known(const char *recipe, int *low_bits, int *high_bits);
 
 /* --- ckpt_plan.c --- */

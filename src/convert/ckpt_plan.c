@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "convert/ckpt_int.h"
+#include "format/fp8.h"
 #include "format/safetensors_write.h"
 
 #define MAX_SHARD_BYTES ((uint64_t)5000000000)
@@ -67,7 +68,7 @@ static struct quant_spec wanted_spec(struct conv *c, const struct conv_item *it)
 {
     static const struct quant_spec none;
     if (c->global.mode == QUANT_NONE) return it->from; /* a copy keeps what is packed */
-    if (!it->module || it->src[0]->n_dim < 2 || (!is_float(it->src[0]->dtype) && it->from.mode == QUANT_NONE)) return none;
+    if (!it->module || it->src[0]->n_dim < 2 || (!is_float(it->src[0]->dtype) && it->from.mode == QUANT_NONE && !it->block_scales)) return none;
     struct quant_spec s = c->plan ? quant_config_get(c->plan, it->module) : conv_module_spec(c, it->module);
     bool fits = s.mode == QUANT_NONE || (it->n_in % s.group_size == 0 && (c->plan || it->n_in % c->global.group_size == 0));
     if (!fits) c->result.n_indivisible++;
@@ -92,12 +93,12 @@ static void item_deltas(const struct conv *c, struct conv_item *it, const char *
 static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err)
 {
     bool fp = quant_is_fp(&it->from); /* all their values are bfloat16's, which the oracle takes for their type */
-    enum dtype src_float = fp ? DT_BF16 : it->from.mode != QUANT_NONE ? it->scales->dtype : it->src[0]->dtype;
+    enum dtype src_float = fp || it->block_scales ? DT_BF16 : it->from.mode != QUANT_NONE ? it->scales->dtype : it->src[0]->dtype;
     it->to = wanted_spec(c, it);
     it->dtype = c->cast && is_float(src_float) && !conv_keeps_type(it->name) ? c->dtype : src_float;
     bool keeps_codes = it->from.mode != QUANT_NONE && spec_equal(it->from, it->to);
     if (keeps_codes && !c->opts->dtype) it->dtype = src_float; /* scales are rounded only when that is asked for */
-    it->as_is = spec_equal(it->from, it->to) && (fp || it->dtype == src_float) && it->n_deltas == 0;
+    it->as_is = spec_equal(it->from, it->to) && (fp || it->dtype == src_float) && it->n_deltas == 0 && !it->block_scales && it->n_head == 0;
     if (quant_is_fp(&it->to) && !it->as_is)
         return mb_fail(err, MB_UNSUPPORTED, "%s: it would be rounded to %s; affine and trellis codes are written", it->module,
                        quant_mode_name(it->to.mode));
@@ -108,14 +109,39 @@ static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err
     return MB_OK;
 }
 
-static mb_status item_add(struct conv *c, const char *name, const struct tensor_view **src, size_t n_src, mb_error *err)
+/* Scales of float8 sources, one tensor each. */
+static mb_status item_source_fp8(struct conv *c, struct conv_item *it, mb_error *err)
+{
+    const struct tensor_view **scales = arena_alloc_array(&c->arena, it->n_src, sizeof *scales);
+    if (!scales) return no_memory(c, err);
+    for (size_t i = 0; i < it->n_src; i++) {
+        const char *module = module_of(c, it->src[i]->name);
+        if (!module) return no_memory(c, err);
+        MB_TRY(fp8_scales_find(c->ckpt, module, it->src[i], &scales[i], err));
+    }
+    it->block_scales = scales;
+    return MB_OK;
+}
+
+/* heads NULL, or what item_rows does not know: the item's share of kv_b_proj. */
+static mb_status item_add(struct conv *c, const char *name, const struct tensor_view **src, size_t n_src, const struct conv_item *heads,
+                          mb_error *err)
 {
     struct conv_item *it = &c->items[c->n_items++];
     const char *src_module = module_of(c, src[0]->name);
     *it = (struct conv_item){ .name = name, .src = src, .n_src = n_src, .module = module_of(c, name) };
     if (c->arena.failed) return no_memory(c, err);
     item_rows(it);
-    if (it->module && src[0]->dtype == DT_U32) {
+    if (heads) {
+        it->n_head = heads->n_head;
+        it->head_rows = heads->head_rows;
+        it->head_first = heads->head_first;
+        it->turned = heads->turned;
+        it->n_rows = heads->n_rows;
+        it->n_in = heads->n_in;
+    }
+    if (it->module && src[0]->dtype == DT_F8_E4M3) MB_TRY(item_source_fp8(c, it, err));
+    else if (it->module && src[0]->dtype == DT_U32) {
         if (n_src > 1)
             return mb_fail(err, MB_UNSUPPORTED, "tensor %s: quantised experts one by one are not converted", src[0]->name);
         MB_TRY(item_source_packed(c, it, src_module, err));
@@ -148,7 +174,7 @@ static mb_status experts_add(struct conv *c, const struct conv_expert *e, mb_err
         if (src[i]->n_dim != 2 || src[i]->dtype != src[0]->dtype || memcmp(src[i]->shape, src[0]->shape, 2 * sizeof(int64_t)) != 0)
             return mb_fail(err, MB_BAD_FORMAT, "tensor %s differs in type or shape from that of expert 0", path);
     }
-    return item_add(c, name, src, n, err);
+    return item_add(c, name, src, n, NULL, err);
 }
 
 /* All experts in one tensor: as if they came one by one, gate and up each by itself. */
@@ -171,7 +197,30 @@ static mb_status published_add(struct conv *c, const struct conv_expert *e, cons
                                              .data = t->data + i * each + (size_t)p * bytes };
             src[i] = &views[i];
         }
-        MB_TRY(item_add(c, name, src, n, err));
+        MB_TRY(item_add(c, name, src, n, NULL, err));
+    }
+    return MB_OK;
+}
+
+/* kv_b_proj as published: of each head what leads to keys, which MLX keeps turned as embed_q, then what leads to values: unembed_out. */
+static mb_status kv_add(struct conv *c, const struct tensor_view *t, int layer, mb_error *err)
+{
+    const struct latent_spec *l = &c->spec.latent;
+    int32_t n_head = c->spec.layers[layer].n_head, rows = l->d_nope + l->d_value;
+    if (t->n_dim != 2 || t->shape[0] != (int64_t)n_head * rows || t->shape[1] != l->kv_rank)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: found [%lld, %lld], wanted [%lld, %d]", t->name, (long long)(t->n_dim > 0 ? t->shape[0] : 0),
+                       (long long)(t->n_dim > 1 ? t->shape[1] : 0), (long long)n_head * rows, l->kv_rank);
+    const struct { const char *name; struct conv_item is; } part[] = {
+        { "embed_q", { .n_head = n_head, .head_rows = rows, .turned = true, .n_rows = (int64_t)n_head * l->kv_rank, .n_in = l->d_nope } },
+        { "unembed_out", { .n_head = n_head, .head_rows = rows, .head_first = l->d_nope, .n_rows = (int64_t)n_head * l->d_value,
+                           .n_in = l->kv_rank } },
+    };
+    for (int p = 0; p < 2; p++) {
+        const struct tensor_view **src = arena_alloc(&c->arena, sizeof *src);
+        const char *name = arena_printf(&c->arena, "%slayers.%d.self_attn.%s.weight", c->spec.prefix, layer, part[p].name);
+        if (!src || !name) return no_memory(c, err);
+        src[0] = t;
+        MB_TRY(item_add(c, name, src, 1, &part[p].is, err));
     }
     return MB_OK;
 }
@@ -181,6 +230,11 @@ static bool is_companion(struct conv *c, const struct tensor_view *t)
 {
     static const char *const ends[] = { ".scales", ".biases" };
     size_t n = strlen(t->name);
+    const size_t k = strlen(".weight_scale_inv");
+    if (n > k && strcmp(t->name + n - k, ".weight_scale_inv") == 0) {
+        const struct tensor_view *w = checkpoint_findf(c->ckpt, "%.*s.weight", (int)(n - k), t->name);
+        return w && w->dtype == DT_F8_E4M3;
+    }
     for (int i = 0; i < 2; i++) {
         if (n <= 7 || strcmp(t->name + n - 7, ends[i]) != 0) continue;
         const struct tensor_view *w = checkpoint_findf(c->ckpt, "%.*s.weight", (int)(n - 7), t->name);
@@ -192,9 +246,11 @@ static bool is_companion(struct conv *c, const struct tensor_view *t)
 static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_error *err)
 {
     struct conv_expert e;
+    int layer;
     if (is_companion(c, t)) return MB_OK;
     if (conv_expert_parse(c, t->name, &e)) return experts_add(c, &e, err);
     if (conv_published_parse(c, t->name, &e)) return published_add(c, &e, t, err);
+    if (conv_kv_parse(c, t->name, &layer) && t->dtype != DT_U32) return kv_add(c, t, layer, err);
     if (c->spec.moe_blocks && strstr(t->name, ".gate_up_proj"))
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s: experts with gate and up row by row, as this model is published, are not converted; "
                        "take an MLX conversion of it", t->name);
@@ -207,7 +263,7 @@ static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_erro
     const struct tensor_view **src = arena_alloc(&c->arena, sizeof *src);
     if (!src) return no_memory(c, err);
     src[0] = t;
-    return item_add(c, name, src, 1, err);
+    return item_add(c, name, src, 1, NULL, err);
 }
 
 /* --- the output --- */
@@ -225,6 +281,11 @@ static struct tensor_view *out_add(struct conv *c, const char *name, enum dtype 
     *v = (struct tensor_view){ .name = name, .dtype = dtype, .n_dim = t->n_dim + (it->n_src > 1) };
     if (it->n_src > 1) v->shape[0] = (int64_t)it->n_src;
     for (int i = 0; i < t->n_dim; i++) v->shape[i + lead] = t->shape[i];
+    if (it->n_head > 0) {
+        v->n_dim = 3;
+        v->shape[0] = it->n_head;
+        v->shape[1] = it->n_rows / it->n_head;
+    }
     if (v->n_dim > 0) v->shape[v->n_dim - 1] = cols;
     return v;
 }

@@ -74,10 +74,10 @@ const char *conv_rename(struct conv *c, const char *name)
     return arena_strdup(&c->arena, name);
 }
 
-/* Decays of gated delta nets: an exponent of an exponent. */
+/* Decays of gated delta nets, an exponent of an exponent; what counts for the choice of experts alone. */
 bool conv_keeps_type(const char *name)
 {
-    return ends_with(name, ".A_log");
+    return ends_with(name, ".A_log") || ends_with(name, ".e_score_correction_bias");
 }
 
 /* --- experts --- */
@@ -134,6 +134,13 @@ const char *conv_expert_target(struct conv *c, const struct conv_expert *e)
     return name ? conv_rename(c, name) : NULL;
 }
 
+bool conv_kv_parse(const struct conv *c, const char *name, int *layer)
+{
+    if (!starts_with(name, c->spec.prefix) || !starts_with(name += strlen(c->spec.prefix), "layers.")) return false;
+    if (!(name = number_read(name + strlen("layers."), layer)) || *layer >= c->spec.n_layer) return false;
+    return c->spec.layers[*layer].attn == ATTN_MLA && strcmp(name, ".self_attn.kv_b_proj.weight") == 0;
+}
+
 /* --- bits --- */
 
 /* Modules that a family keeps at 8 bits in groups of 64. */
@@ -184,6 +191,8 @@ struct quant_spec conv_module_spec(const struct conv *c, const char *module)
 {
     struct quant_spec s = c->global;
     int low_bits, high_bits;
+    if (c->spec.route == ROUTE_SIGMOID && c->spec.moe && ends_with(module, c->spec.moe->router))
+        return (struct quant_spec){ QUANT_NONE, 0, 0 }; /* stays in floats */
     if (c->opts->recipe && conv_recipe_known(c->opts->recipe, &low_bits, &high_bits)) {
         s.bits = recipe_bits(c, module, low_bits, high_bits);
         return s;

@@ -7,6 +7,7 @@
 
 #include "base/threads.h"
 #include "convert/ckpt_int.h"
+#include "format/fp8.h"
 #include "format/quantise.h"
 #include "format/safetensors_write.h"
 #include "format/trellis.h"
@@ -70,11 +71,35 @@ static mb_status copy_item(struct sink *s, const struct conv_item *it)
 
 /* --- through floats --- */
 
+/* Element i of row r of source k, in floats. */
+static float plain_at(const struct conv_item *it, int64_t k, int64_t r, int64_t i)
+{
+    const struct tensor_view *t = it->src[k];
+    int64_t width = t->shape[t->n_dim - 1];
+    if (it->block_scales) return fp8_value(t->data, it->block_scales[k]->data, it->block_scales[k]->dtype, r, i, width);
+    return dtype_float_at(t->data, t->dtype, r * width + i);
+}
+
+/* Row r of a part of kv_b_proj. */
+static void head_row_read(const struct conv_item *it, int64_t r, float *out)
+{
+    int64_t each = it->n_rows / it->n_head, first = r / each * it->head_rows + it->head_first, at = r % each;
+    for (int64_t i = 0; i < it->n_in; i++) out[i] = it->turned ? plain_at(it, 0, first + i, at) : plain_at(it, 0, first + at, i);
+}
+
 void conv_row_read(const struct conv_item *it, int64_t r, float *out)
 {
+    if (it->n_head > 0) {
+        head_row_read(it, r, out);
+        return;
+    }
     int64_t rows_a_source = it->n_rows / (int64_t)it->n_src;
     const struct tensor_view *t = it->src[r / rows_a_source];
     int64_t in_source = r % rows_a_source;
+    if (it->block_scales) {
+        for (int64_t i = 0; i < it->n_in; i++) out[i] = plain_at(it, r / rows_a_source, in_source, i);
+        return;
+    }
     if (it->from.mode == QUANT_NONE) {
         size_t row_bytes = t->size_bytes / (size_t)rows_a_source;
         const uint8_t *from = t->data + (size_t)in_source * row_bytes;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "format/fp8.h"
 #include "format/trellis.h"
 
 #define MAX_OVERRIDES 1000000
@@ -73,7 +74,7 @@ static const struct foreign_row foreign_rows[] = {
     { "awq", "AWQ" },
     { "gptq", "GPTQ" },
     { "bitsandbytes", "bitsandbytes" },
-    { "fp8", "block-scaled fp8" },
+    { "fp8", "fp8 in another form than blocks of 128 x 128" },
     { "fbgemm_fp8", "fbgemm fp8" },
     { "compressed-tensors", "compressed-tensors" },
     { "aqlm", "AQLM" },
@@ -90,6 +91,15 @@ static const struct foreign_row foreign_rows[] = {
 
 /* The one scheme of others that is read: gpt-oss as published. The modules it names stay plain: they have no scales. */
 static const char published_mxfp4[] = "mxfp4";
+
+/* Nor have those of block-scaled float8 any entry: what a module is shows by its type (format/fp8.h). */
+static bool is_block_fp8(const json_t *entry)
+{
+    const json_t *block = json_object_get(entry, "weight_block_size");
+    const char *method = json_string_value(json_object_get(entry, "quant_method"));
+    if (!method || strcmp(method, "fp8") != 0 || json_array_size(block) != 2) return false;
+    return json_integer_value(json_array_get(block, 0)) == FP8_BLOCK && json_integer_value(json_array_get(block, 1)) == FP8_BLOCK;
+}
 
 static mb_status refuse_foreign(const char *method, mb_error *err)
 {
@@ -252,7 +262,7 @@ static mb_status entry_find(const json_t *config, const json_t **entry, mb_error
         if (!json_is_string(method))
             return mb_fail_at(err, MB_BAD_FORMAT, "quantization_config",
                               "config.json: quantization_config.quant_method must be a string");
-        if (strcmp(json_string_value(method), published_mxfp4) != 0) return refuse_foreign(json_string_value(method), err);
+        if (strcmp(json_string_value(method), published_mxfp4) != 0 && !is_block_fp8(*entry)) return refuse_foreign(json_string_value(method), err);
     }
     return MB_OK;
 }
@@ -268,7 +278,8 @@ mb_status quant_config_read(struct quant_config **out, const json_t *config, mb_
     if (entry) {
         bool has_global = json_object_get(entry, "bits") || json_object_get(entry, "group_size") ||
                           json_object_get(entry, "mode");
-        if (json_object_get(entry, "quant_method")) q->global = (struct quant_spec){ QUANT_MXFP4, 4, 32 };
+        if (is_block_fp8(entry)) q->global = (struct quant_spec){ QUANT_NONE, 0, 0 };
+        else if (json_object_get(entry, "quant_method")) q->global = (struct quant_spec){ QUANT_MXFP4, 4, 32 };
         else if (has_global) MB_TRY_GOTO(st, spec_read(entry, "quantization", &q->global, err), done);
         if (!json_object_get(entry, "quant_method")) MB_TRY_GOTO(st, overrides_read(q, entry, err), done);
     }

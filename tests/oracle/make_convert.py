@@ -1,6 +1,7 @@
 """tests/golden/convert/golden.json: what mlx_lm.convert makes of the sources of tests/golden/convert/source.py.
 
     python tests/oracle/make_convert.py            # from the root, in the environment of tests/oracle/README.md
+    python tests/oracle/make_convert.py NAME ...   # these cases alone, the others as they are
 """
 import contextlib
 import io
@@ -17,9 +18,11 @@ sys.path.insert(0, str(ROOT / "tests/golden/convert"))
 import source  # noqa: E402
 
 mx.set_default_device(mx.cpu)
-golden = {}
+golden = json.loads((ROOT / "tests/golden/convert/golden.json").read_text()) if sys.argv[1:] else {}
 with tempfile.TemporaryDirectory() as tmp:
     for name, (family, how, args) in source.CASES.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         src = source.write(family, f"{tmp}/{name}-src", **how)
         out = pathlib.Path(tmp) / name
         if how.get("packed") and args.get("quantize"):

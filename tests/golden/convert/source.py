@@ -72,6 +72,26 @@ def published_gemma4(family, names, config):
     return names, {**outer, **({"torch_dtype": config["torch_dtype"]} if "torch_dtype" in config else {})}
 
 
+LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa")
+
+
+def published_latent(names):
+    """kv_b_proj instead of embed_q and unembed_out, and a layer for multi-token prediction."""
+    for name in [n for n in names if n.endswith("embed_q.weight")]:
+        heads, rank, nope = names.pop(name)
+        _, value, _ = names.pop(name.replace("embed_q", "unembed_out"))
+        names[name.replace("embed_q", "kv_b_proj")] = [heads * (nope + value), rank]
+
+
+def float8(name, shape):
+    """Block-scaled float8 as published: every code but NaN, a scale for 128 x 128."""
+    rows, cols = shape
+    raw = bytes(b & 0xFE if b & 127 == 127 else b for b in hashlib.shake_128(name.encode()).digest(rows * cols))
+    scale = [-(-rows // 128), -(-cols // 128)]
+    values = [1e-4 + x / 5e9 for x in struct.unpack(f"<{scale[0] * scale[1]}H", hashlib.shake_128((name + " scale").encode()).digest(2 * scale[0] * scale[1]))]
+    return {name: ("F8_E4M3", shape, raw), name + "_scale_inv": ("F32", scale, pack(values, "F32"))}
+
+
 def floats(name, shape):
     n = 1
     for d in shape:
@@ -134,7 +154,7 @@ def codes(name, shape, mode):
             module + ".scales": ("U8", shape[:-1] + [shape[-1] // group], bytes(low + b % (high - low + 1) for b in scales))}
 
 
-def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=None):
+def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=None, fp8=False):
     """torch_dtype: what config.json says; "same": dtype; None: nothing. packed: in MLX's layout, all matrices in that mode."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
@@ -155,12 +175,20 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=Non
         config["quantization"] = {"mode": packed, "bits": bits, "group_size": group}
     elif config.get("tie_word_embeddings") and "lm_head.weight" not in names and not family.startswith(("gemma3", "gemma4")):
         names["lm_head.weight"] = names["model.embed_tokens.weight"]  # a duplicate that tied checkpoints often carry
+    if family in LATENT:
+        published_latent(names)
+    if fp8:
+        config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     if family.startswith("gemma4"):
         names, config = published_gemma4(family, names, config)
     tensors = {}
     for n, s in names.items():
         if packed and len(s) > 1 and n.endswith(".weight"):
             tensors.update(codes(n, s, packed))
+        elif fp8 and ".layers." in n and len(s) == 2 and not n.endswith("mlp.gate.weight"):
+            tensors.update(float8(n, s))
+        elif n.endswith(".e_score_correction_bias"):
+            tensors[n] = ("F32", s, pack(floats(n, s), "F32"))
         else:
             tensors[n] = (dtype, s, pack(floats(n, s), dtype))
     if family == "llama" and not packed:
@@ -220,4 +248,11 @@ CASES = {
     "gpt_oss-from-mxfp4": ("gpt_oss", {"packed": "mxfp4"}, {"quantize": True, "q_group_size": 32}),
     "gpt_oss-kept": ("gpt_oss", {"packed": "mxfp4"}, {"dtype": "float16"}),
     "gemma4-moe": ("gemma4-moe", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
+    "deepseek_v3": ("deepseek_v3", {}, {"quantize": True, "q_group_size": 32}),
+    "deepseek_v32": ("deepseek_v32", {"shards": 2}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}, {"quantize": True, "q_group_size": 32}),
+    "glm_moe_dsa": ("glm_moe_dsa", {}, {"quantize": True, "q_group_size": 32}),
+    "deepseek_v3-fp8": ("deepseek_v3", {"fp8": True}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
+    "deepseek_v3-fp8-bf16": ("deepseek_v3", {"fp8": True}, {"dtype": "bfloat16"}),
+    "deepseek_v32-fp8": ("deepseek_v32", {"fp8": True, "shards": 2}, {"quantize": True, "q_group_size": 32}),
 }
