@@ -127,8 +127,8 @@ static const struct flag_row rows[] = {
       .spec = "T1.18 CFG-032 CFG-075 CFG-076 CFG-077 CFG-078 CFG-079" },
     { .name = "device", .aliases = "devices", .type = FLAG_CHOICE, .off = OFF(device), .dflt = "cpu", .choices = "cpu cuda:", .commands = CMD_MODEL,
       .unit = "NAME", .help = "where to compute: cpu, cuda or cuda:N (an NVIDIA GPU), cuda:0,1 (several)",
-      .note = "A GPU needs libmlxbun-cuda.so (make CUDA=1) and is a device class of its own; several need NCCL, and one named twice "
-              "(cuda:0,0) holds two ranks: docs/cuda.md." },
+      .note = "A GPU needs libmlxbun-cuda.so (make CUDA=1) and is a device class of its own; several reach each other's memory "
+              "or need NCCL, and one named twice (cuda:0,0) holds two ranks: docs/cuda.md." },
     { .name = "tensor-parallel", .type = FLAG_INT, .off = OFF(tensor_parallel), .dflt = "1", .min = 1, .max = 8, .commands = CMD_MODEL,
       .unit = "N", .help = "split the model over the first N GPUs; the results do not depend on it",
       .note = "With --device cuda: --tensor-parallel 2 is --devices cuda:0,1." },

@@ -170,7 +170,7 @@ static mb_status nccl_load(mb_error *err)
     setenv("NCCL_NVLS_ENABLE", "0", 1);
     void *h = cuda_open_beside(NCCL_FILE, why);
     if (!h)
-        return mb_fail_at(err, MB_UNSUPPORTED, "device", "several GPUs need NCCL, and " NCCL_FILE " %s%s%s; install libnccl2, or take the "
+        return mb_fail_at(err, MB_UNSUPPORTED, "device", "GPUs that do not reach each other's memory need NCCL, and " NCCL_FILE " %s%s%s; install libnccl2, or take the "
                           "PyPI wheel nvidia-nccl-cu13 and name its nvidia/nccl/lib folder in LD_LIBRARY_PATH, or use one GPU (--device cuda)",
                           why[0] ? "cannot be loaded (" : "was not found", why, why[0] ? ")" : "");
     for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
