@@ -76,13 +76,20 @@ void buf_printf(struct buf *b, const char *fmt, ...)
     va_list ap, again;
     va_start(ap, fmt);
     va_copy(again, ap);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    size_t room = b->failed == MB_OK && b->data ? b->cap - b->len : 0;
+    int n = vsnprintf(room ? b->data + b->len : NULL, room, fmt, ap);
     va_end(ap);
     if (n < 0) {
         if (b->failed == MB_OK) b->failed = MB_INTERNAL;
-    } else if (buf_reserve(b, (size_t)n)) {
-        vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+        if (room) b->data[b->len] = 0;
+    } else if ((size_t)n < room) {
         b->len += (size_t)n;
+    } else {
+        if (room) b->data[b->len] = 0;  /* the beginning that fitted is none of its bytes */
+        if (buf_reserve(b, (size_t)n)) {
+            vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+            b->len += (size_t)n;
+        }
     }
     va_end(again);
 }

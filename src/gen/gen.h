@@ -128,7 +128,8 @@ struct gen_event {
 
 struct gen_stream; /* one running request; belongs to one consumer thread at a time */
 
-/* Called (any thread, must not block) when a stream that was empty has an event. */
+/* Called (any thread, must not block) when a stream that was empty has an event. It holds no lock; gen_close waits for it, so a
+ * consumer never closes a stream from inside it or with a lock that it takes. */
 typedef void (*gen_notify_fn)(void *ctx);
 
 /* Embeddings of texts or ids; borrowed while the call lasts. */

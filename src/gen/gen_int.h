@@ -3,8 +3,8 @@
  * A gen_stream is born in gen_start (stream.c) on the consumer's thread, prepared by a worker (workers.c, prepare.c),
  * handed to the engine, fed by the filter (deliver.c) on the engine thread, read by its consumer (gen_next). It is
  * counted: the consumer holds one reference (until gen_close), the producer one (worker, then engine, until on_done).
- * The lock order is: gen_engine.lock, then gen_stream.lock. `notify` is called under the stream's lock, so that after
- * gen_close it is never called again; it must only note that there is something to read.
+ * The lock order is: gen_engine.lock, then gen_stream.lock. `notify` is called without the stream's lock;
+ * gen_close waits for calls that run, so that after it there are none. It must only note that there is something to read.
  */
 #ifndef GEN_GEN_INT_H
 #define GEN_GEN_INT_H
@@ -144,8 +144,8 @@ struct constraint_plan {
 struct gen_stream {
     struct gen_engine *g;              /* borrowed; not touched once producer_done */
     pthread_mutex_t lock;
-    pthread_cond_t ready;
-    int n_refs;
+    pthread_cond_t ready, told;        /* something to read; n_telling is 0 */
+    int n_refs, n_telling;             /* n_telling: calls of notify that run */
     gen_notify_fn notify;
     void *notify_ctx;
 

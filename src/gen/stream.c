@@ -17,6 +17,7 @@ static void stream_free(struct gen_stream *s)
     ring_free(&s->ring);
     arena_free(&s->arena);
     pthread_cond_destroy(&s->ready);
+    pthread_cond_destroy(&s->told);
     pthread_mutex_destroy(&s->lock);
     mb_free(s);
 }
@@ -47,6 +48,7 @@ static mb_status stream_make(struct gen_engine *g, const struct gen_request *r, 
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->ready, &attr);
     pthread_condattr_destroy(&attr);
+    pthread_cond_init(&s->told, NULL);
     pthread_mutex_init(&s->lock, NULL);
     s->g = g;
     s->n_refs = 2;
@@ -98,21 +100,37 @@ mb_status stream_start(void *ctx, const struct gen_request *r, gen_notify_fn not
 }
 
 /* --- producer's side --- */
-static void wake(struct gen_stream *s)
+
+/* s->lock held: there is something to read. True: the caller calls tell() once it has let go of the lock, or the consumer would wake
+ * only to wait for it. */
+static bool wake(struct gen_stream *s)
 {
     pthread_cond_signal(&s->ready);
-    if (s->notify && !s->closed) s->notify(s->notify_ctx);
+    if (!s->notify || s->closed) return false;
+    s->n_telling++;
+    return true;
+}
+
+/* gen_close waits for this, so what notify is called with is alive. */
+static void tell(struct gen_stream *s)
+{
+    s->notify(s->notify_ctx);
+    pthread_mutex_lock(&s->lock);
+    if (--s->n_telling == 0 && s->closed) pthread_cond_broadcast(&s->told);
+    pthread_mutex_unlock(&s->lock);
 }
 
 void stream_push(struct gen_stream *s, const struct gen_event *ev, const char *text, size_t len, bool *failed)
 {
+    bool due = false;
     pthread_mutex_lock(&s->lock);
     if (!s->closed && !s->terminal) {
         bool was_empty = s->ring.n == 0;
         if (ring_push(&s->ring, ev, text, len) != MB_OK) *failed = true;
-        else if (was_empty) wake(s);
+        else if (was_empty) due = wake(s);
     }
     pthread_mutex_unlock(&s->lock);
+    if (due) tell(s);
 }
 
 void stream_progress(struct gen_stream *s, int32_t n_done, int32_t n_total)
@@ -122,13 +140,15 @@ void stream_progress(struct gen_stream *s, int32_t n_done, int32_t n_total)
     s->progress.set = true;
     s->progress.n_done = n_done;
     s->progress.n_total = n_total;
-    if (was_empty) wake(s);
+    bool due = was_empty && wake(s);
     pthread_mutex_unlock(&s->lock);
+    if (due) tell(s);
 }
 
-static void push_terminal(struct gen_stream *s, const struct gen_event *ev, const char *text, size_t len)
+/* s->lock held; true: tell() is due. */
+static bool push_terminal(struct gen_stream *s, const struct gen_event *ev, const char *text, size_t len)
 {
-    if (s->terminal) return;
+    if (s->terminal) return false;
     /* A terminal event must never be lost: with no memory for its text it goes without, with no slot the queue goes. */
     if (ring_push(&s->ring, ev, text, len) != MB_OK) {
         ring_clear(&s->ring);
@@ -136,7 +156,7 @@ static void push_terminal(struct gen_stream *s, const struct gen_event *ev, cons
         s->ring.n = 1;
     }
     s->terminal = true;
-    wake(s);
+    return wake(s);
 }
 
 /* The engine knows no fields and says "messages" of every input. */
@@ -150,12 +170,14 @@ void stream_error(struct gen_stream *s, mb_status status, const char *text, cons
     struct gen_event ev = { .type = GEN_EV_ERROR };
     ev.u.error.status = status;
     ev.u.error.at = at && strcmp(at, "messages") == 0 ? input_field(&s->req) : at;
+    bool due = false;
     pthread_mutex_lock(&s->lock);
     if (!s->cancelled) {
         s->failed = true;
-        push_terminal(s, &ev, text, strlen(text));
+        due = push_terminal(s, &ev, text, strlen(text));
     }
     pthread_mutex_unlock(&s->lock);
+    if (due) tell(s);
 }
 
 void stream_producer_done(struct gen_stream *s)
@@ -165,8 +187,9 @@ void stream_producer_done(struct gen_stream *s)
     pthread_mutex_lock(&s->lock);
     s->producer_done = true;
     s->parked = false;
-    push_terminal(s, &ev, NULL, 0);
+    bool due = push_terminal(s, &ev, NULL, 0);
     pthread_mutex_unlock(&s->lock);
+    if (due) tell(s);
     stream_unref(s);
 }
 
@@ -247,7 +270,7 @@ void gen_close(struct gen_stream *s)
     gen_cancel(s);
     pthread_mutex_lock(&s->lock);
     s->closed = true;
-    s->notify = NULL;
+    while (s->n_telling > 0) pthread_cond_wait(&s->told, &s->lock);
     pthread_mutex_unlock(&s->lock);
     stream_unref(s);
 }

@@ -8,7 +8,6 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -18,21 +17,44 @@
 #define MOST_BYTES 4096      /* of one chunk */
 #define MOST_QUEUED 8192     /* bytes that the client has not yet acknowledged */
 
+/* Are at most MOST_QUEUED bytes on their way? The system is asked only when what was sent since it was asked last could make more. */
+static bool little_queued(struct http_exchange *x)
+{
+    int queued = 0;
+    if (x->queued_known && x->queued_most <= MOST_QUEUED) return true;
+    if (ioctl(x->fd, SIOCOUTQ, &queued) != 0) return false;
+    x->queued_known = true;
+    x->queued_most = (size_t)queued;
+    return queued <= MOST_QUEUED;
+}
+
+/* The line before a chunk: its size in hexadecimal digits. */
+static size_t size_line(char *to, size_t len)
+{
+    size_t n = 0, n_digits = 1;
+    while (len >> 4 * n_digits) n_digits++;
+    while (n_digits-- > 0) to[n++] = "0123456789abcdef"[len >> 4 * n_digits & 15];
+    to[n++] = '\r';
+    to[n++] = '\n';
+    return n;
+}
+
 bool direct_send_locked(struct http_exchange *x, const struct buf *b)
 {
-    char head[24];
-    int queued = 0, one = 1;
+    char head[2 * sizeof b->len + 2];
+    int one = 1;
     bool free_line = x->suspended && x->mhd && x->chunked && x->out_flowed && x->out.len == x->out_off && !x->out.failed;
     if (!free_line || x->stream_end || b->len == 0 || b->len > MOST_BYTES) return false;
-    if (ioctl(x->fd, SIOCOUTQ, &queued) != 0 || queued > MOST_QUEUED) return false;
+    if (!little_queued(x)) return false;
     if (!x->no_delay) setsockopt(x->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a Unix socket needs none */
     x->no_delay = true;
-    int n = snprintf(head, sizeof head, "%zx\r\n", b->len);
-    struct iovec parts[3] = { { head, (size_t)n }, { b->data, b->len }, { (char *)(uintptr_t)"\r\n", 2 } };
+    size_t n = size_line(head, b->len), whole = n + b->len + 2;
+    struct iovec parts[3] = { { head, n }, { b->data, b->len }, { (char *)(uintptr_t)"\r\n", 2 } };
     struct msghdr m = { .msg_iov = parts, .msg_iovlen = 3 };
     ssize_t sent = sendmsg(x->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) return false; /* the library will see the same, or wait */
-    if ((size_t)sent < (size_t)n + b->len + 2) { /* no memory for a few bytes: the chunk cannot be finished by anybody */
+    x->queued_most += whole;
+    if ((size_t)sent < whole) { /* no memory for a few bytes: the chunk cannot be finished by anybody */
         x->out.failed = MB_IO;
         http_resume_locked(x);
     }

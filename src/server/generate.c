@@ -183,12 +183,12 @@ static bool has_room(struct http_exchange *x, size_t more)
 static void drain(struct http_exchange *x)
 {
     struct gen_event ev;
-    struct buf b;
+    struct buf *b = &x->s->pump_bytes;
     bool alive = true;
-    buf_init(&b, 0);
-    while (alive && has_room(x, b.len) && gen_next(x->gen, 0, &ev)) alive = take(x, &ev, &b);
-    if (alive && x->is_stream) send(x, &b, false);
-    buf_free(&b);
+    buf_clear(b);
+    while (alive && has_room(x, b->len) && gen_next(x->gen, 0, &ev)) alive = take(x, &ev, b);
+    if (alive && x->is_stream) send(x, b, false);
+    if (b->cap > OUT_LOW_BYTES) buf_free(b), buf_init(b, 0);
 }
 
 /* Why it must end from outside: 0 no, 1 the client has gone, 2 the server cuts it off. */

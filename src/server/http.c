@@ -269,6 +269,7 @@ static ssize_t read_stream(void *ctx, uint64_t pos, char *to, size_t max)
         x->out_off += n;
         got = (ssize_t)n;
         x->out_flowed = true;
+        x->queued_known = false;
         if (x->out_off == x->out.len) x->out_off = x->out.len = 0;
         wake = x->out_blocked && x->out.len - x->out_off < OUT_LOW_BYTES;
         if (wake) x->out_blocked = false;

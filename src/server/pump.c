@@ -24,7 +24,8 @@ void pump_wake(struct http_exchange *x)
 {
     struct server *s = x->s;
     pthread_mutex_lock(&s->ready_lock);
-    bool first = s->ready_first == NULL;
+    bool asleep = s->pump_asleep;
+    s->pump_asleep = false;        /* one write wakes it; it looks at the list again before it sleeps */
     if (!x->ready) {
         exchange_ref(x);
         x->ready = true;
@@ -34,7 +35,7 @@ void pump_wake(struct http_exchange *x)
         s->ready_last = x;
     }
     pthread_mutex_unlock(&s->ready_lock);
-    if (first) poke(s);
+    if (asleep) poke(s);
 }
 
 void pump_notify(void *x)
@@ -132,6 +133,7 @@ static void take_ready(struct server *s)
     struct http_exchange *list[64];
     for (int n = 1; n > 0;) {
         pthread_mutex_lock(&s->ready_lock);
+        s->pump_asleep = false;
         for (n = 0; n < 64 && s->ready_first; n++) {
             list[n] = s->ready_first;
             list[n]->ready = false; /* from here on it may be queued again */
@@ -142,6 +144,15 @@ static void take_ready(struct server *s)
         for (int i = 0; i < n; i++) on_ready(list[i]);
         if (n < 64) break;
     }
+}
+
+/* May the pump sleep? From here on whoever makes something ready wakes it. */
+static bool fall_asleep(struct server *s)
+{
+    pthread_mutex_lock(&s->ready_lock);
+    bool nothing = s->pump_asleep = s->ready_first == NULL;
+    pthread_mutex_unlock(&s->ready_lock);
+    return nothing;
 }
 
 static void tick(struct server *s)
@@ -164,7 +175,7 @@ static void *pump_main(void *ctx)
     threads_set_name("pump");
     threads_lower_priority();
     for (;;) {
-        int n = epoll_wait(s->epoll_fd, ev, 64, TICK_MS);
+        int n = epoll_wait(s->epoll_fd, ev, 64, fall_asleep(s) ? TICK_MS : 0);
         for (int i = 0; i < n; i++) {
             if (ev[i].data.ptr != NULL) on_socket(s, &ev[i]); /* else wake_fd: edge-triggered, its count is never read */
         }
@@ -184,6 +195,7 @@ static void *pump_main(void *ctx)
 mb_status pump_start(struct server *s, mb_error *err)
 {
     struct epoll_event ev = { .events = EPOLLIN | EPOLLET, .data.ptr = NULL };
+    buf_init(&s->pump_bytes, 0);
     s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (s->wake_fd < 0 || s->epoll_fd < 0) return mb_fail_errno(err, "cannot make an epoll for", "the server");
@@ -204,6 +216,7 @@ void pump_stop(struct server *s)
         pthread_join(s->pump_thread, NULL);
         s->pump_started = false;
     }
+    buf_free(&s->pump_bytes);
     if (s->wake_fd >= 0) close(s->wake_fd);
     if (s->epoll_fd >= 0) close(s->epoll_fd);
     s->wake_fd = s->epoll_fd = -1;

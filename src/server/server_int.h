@@ -91,6 +91,8 @@ struct http_exchange {
     bool chunked;                  /* HTTP/1.1: a stream's bytes go in chunks */
     bool out_flowed;               /* the library has sent the head and some of the stream */
     bool no_delay;                 /* direct.c has set TCP_NODELAY */
+    bool queued_known;             /* the socket holds at most queued_most bytes that the client has not acknowledged */
+    size_t queued_most;
 
     /* generation; req by the worker until gen_ready, then all by the pump */
     struct api_request *req;
@@ -134,8 +136,10 @@ struct server {
 
     pthread_mutex_t ready_lock;
     struct http_exchange *ready_first, *ready_last;
+    bool pump_asleep;              /* in epoll_wait, or about to be: it has to be woken; guarded by ready_lock */
     int wake_fd, epoll_fd, stop_fd;
     struct http_exchange *pump_list; /* pump thread only */
+    struct buf pump_bytes;         /* pump thread only: what one turn of a stream renders */
     pthread_t pump_thread;
     bool pump_started, pump_quit;
 
