@@ -6,8 +6,10 @@ minute, since placement of threads and neighbours change every figure. Figures a
 better of its formats of the same bits (Q4_0, Q4_1). Bars are for machines with VNNI: elsewhere bar is null and pass true. A row
 that misses its bar is `pass: false`; the program exits non-zero only when it could not measure, and removes latest.json first.
 
-Usage: bench.py BUILD MODEL_DIR FILE.gguf PEER_PYTHON. Environment: QUICK, ROUNDS, BENCH_GEMMA_DIR and BENCH_GEMMA_GGUF (a Gemma-3-270M
-and its GGUF file, measured when both are given).
+Usage: bench.py BUILD MODEL_DIR FILE.gguf PEER_PYTHON. Environment: QUICK, ROUNDS; BENCH_THREADS (1,2: numbers of threads, the last
+of which the rows with one number run on), BENCH_BATCHES (2,4,8), BENCH_ONLY (short,prefill,...: these goals alone; latest.json
+then stays away), BENCH_NAME (of the results' file, behind the date), BENCH_NOTE (what else is to be known of them); BENCH_GEMMA_DIR and
+BENCH_GEMMA_GGUF (a Gemma-3-270M and its GGUF file, measured when both are given).
 """
 import concurrent.futures
 import datetime
@@ -54,7 +56,8 @@ class Bench:
         self.gguf = gguf
         self.about = machine()
         self.cores = self.about["limits"]["cores"]
-        self.threads = [1, 2] if self.cores > 1 else [1]
+        wanted = os.environ.get("BENCH_THREADS") or "1,2"
+        self.threads = [n for n in map(int, wanted.split(",")) if n <= self.cores]
         self.bars = {"avx512", "avx-vnni"} & set(self.about["levels"])
         self.rows = []
         self.minute = {}
@@ -133,13 +136,13 @@ class Bench:
     def depth(self, gguf):
         n = self.threads[-1]
         for depth, bar, label in ((2048, 2.5, "2k"), (8000, 3.0, "8k")):
-            ours, peer = self.pairs(gguf, n, depth, 64, 1 if QUICK else max(1, ROUNDS // 2), flash="1")
+            ours, peer = self.pairs(gguf, n, depth, 64, 1 if QUICK else max(3, ROUNDS // 2), flash="1")
             self.compare(f"decode at {label}", "decode_tok_s", ours, peer, {"l1": bar, "l2": bar}, n)
 
     def batched(self, gguf):
         n = self.threads[-1]
         single, bars = {}, {"l1": 3.5}
-        for batch in (8,) if QUICK else (2, 4, 8):
+        for batch in map(int, os.environ.get("BENCH_BATCHES", "8" if QUICK else "2,4,8").split(",")):
             self.look()
             for tier in ("l1", "l2"):
                 single.setdefault(tier, []).extend(
@@ -231,7 +234,8 @@ class Bench:
     def server_path(self):
         self.look()
         got = run(self.build / "bench_text", "server", self.model_dir)
-        self.row("server path, CPU a streamed token", "us", got["cpu_us_per_token"], bar=20, lower=True)
+        us = got.pop("cpu_us_per_token")
+        self.row("server path, CPU a streamed token", "us", us, bar=20, lower=True, **got)
 
     def serve(self, model, *flags, **env):
         """A server and the address of its API."""
@@ -371,13 +375,19 @@ def find(tree, *keys):
     return 0
 
 
-def write(bench):
+def write(bench, latest):
     date = datetime.date.today().isoformat()
-    result = {**bench.about, "date": date, "peer": f"llama-cpp-python 0.3.36, {bench.format}", "rounds": ROUNDS, "quick": QUICK, "rows": bench.rows}
-    text = json.dumps(result, indent=1) + "\n"
-    short = re.sub(r"[^a-z0-9]+", "-", bench.about["machine"].lower()).strip("-")[:40]
+    result = {**bench.about, "date": date, "peer": f"llama-cpp-python 0.3.36, {bench.format}", "rounds": ROUNDS, "quick": QUICK}
+    if os.environ.get("BENCH_NOTE"):
+        result["note"] = os.environ["BENCH_NOTE"]
+    text = json.dumps({**result, "rows": bench.rows}, indent=1) + "\n"
+    short = os.environ.get("BENCH_NAME") or re.sub(r"[^a-z0-9]+", "-", bench.about["machine"].lower()).strip("-")[:40]
     (RESULTS / f"{date}-{short}.json").write_text(text)
-    (RESULTS / "latest.json").write_text(text)
+    if latest:
+        (RESULTS / "latest.json").write_text(text)
+
+
+def tell(bench):
     missed = [r["name"] for r in bench.rows if not r["pass"]]
     print(f"{len(bench.rows)} rows, {len(missed)} below their bar" + "".join("\n  " + m for m in missed))
 
@@ -389,23 +399,19 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         bench = Bench(build, model_dir, gguf, peer, tmp)
         best = bench.best_format()
-        bench.short(best)
-        bench.prefill(best)
-        bench.depth(best)
-        bench.batched(best)
-        if not QUICK:
-            bench.large()
-            bench.mixtures()
-            bench.gemma()
-            bench.start()
-            bench.tokenizer(model_dir, gguf, "SmolLM2", 40)
-            bench.server_path()
-            bench.grammar()
-            bench.jump()
-            bench.memory()
-            bench.order()
-            bench.crowded(best)
-        write(bench)
+        goals = {
+            "short": lambda: bench.short(best), "prefill": lambda: bench.prefill(best), "depth": lambda: bench.depth(best),
+            "batched": lambda: bench.batched(best), "large": bench.large, "mixtures": bench.mixtures, "gemma": bench.gemma,
+            "start": bench.start, "tokenizer": lambda: bench.tokenizer(model_dir, gguf, "SmolLM2", 40), "server_path": bench.server_path,
+            "grammar": bench.grammar, "jump": bench.jump, "memory": bench.memory, "order": bench.order,
+            "crowded": lambda: bench.crowded(best)}
+        only = os.environ.get("BENCH_ONLY")
+        names = only.split(",") if only else list(goals)[:4] if QUICK else list(goals)
+        for name in names:
+            goals[name]()
+            write(bench, latest=False)  # what is measured stays when the rest is cut off
+        write(bench, latest=not only)
+        tell(bench)
 
 
 main()

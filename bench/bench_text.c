@@ -2,17 +2,21 @@
  * JSON line each.
  *
  *   bench_text tokenizer DIR CACHE_DIR FILE...   {"parse_ms", "load_ms", "mb_s": [one a file]}; FILEs are UTF-8 text
- *   bench_text server DIR                        {"cpu_us_per_token", "n"}: one stream of chat completions over the scripted
- *                                                engine, a token a millisecond; CPU of the process less that of the client
+ *   bench_text server DIR                        {"cpu_us_per_token", "at_8_streams", "at_64_streams", "bare_send_us", "step_us", "n"}:
+ *                                                streams of chat completions over the scripted engine, a step a millisecond: CPU of
+ *                                                the process, in which no client runs, less that of the scripted steps (step_us);
+ *                                                bare_send_us: what sending as many bytes takes a program that does nothing else
  *   bench_text machine THREADS                   {"read_gb_s", "barrier_us"}
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -103,29 +107,61 @@ static int run_tokenizer(int argc, char **argv)
 /* --- server --- */
 
 #define N_STREAMED 1000
+#define STREAMS_MAX 64
 static const char words[] = " the quick brown fox jumps over the lazy dog and says \"hello\\n\" to everybody, then runs on";
 
-struct client {
-    int port;
-    double cpu_s;
-    bool ok;
-};
-
-static void *read_stream(void *ctx)
+static int connect_to(int port)
 {
-    struct client *c = ctx;
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+/* One client: a stream read to its end; NULL when it did not end as it should. */
+static void *read_stream(void *port)
+{
     char request[512], chunk[65536];
     const char *body = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"stream\":true,\"max_tokens\":1000}";
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)c->port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
     int n = snprintf(request, sizeof request, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                      "Content-Length: %zu\r\nConnection: close\r\n\r\n%s", strlen(body), body);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a) != 0 || send(fd, request, (size_t)n, MSG_NOSIGNAL) != n) return NULL;
+    int fd = connect_to(*(int *)port);
+    bool ok = false;
+    if (fd < 0 || send(fd, request, (size_t)n, MSG_NOSIGNAL) != n) return NULL;
     for (ssize_t got; (got = recv(fd, chunk, sizeof chunk, 0)) > 0;)
-        if (memmem(chunk, (size_t)got, "[DONE]", 6)) c->ok = true;
+        if (memmem(chunk, (size_t)got, "[DONE]", 6)) ok = true;
     close(fd);
-    c->cpu_s = cpu_s();
-    return NULL;
+    return ok ? port : NULL;
+}
+
+/* The clients are a process of their own, forked before there are threads: each order {port, streams} is one round. */
+struct order { int port, n_streams; };
+
+static _Noreturn void clients(int from, int to)
+{
+    for (struct order o; read(from, &o, sizeof o) == sizeof o;) {
+        pthread_t threads[STREAMS_MAX];
+        int n_made = 0, n_ok = 0;
+        void *ok;
+        while (n_made < o.n_streams && pthread_create(&threads[n_made], NULL, read_stream, &o.port) == 0) n_made++;
+        for (int i = 0; i < n_made; i++)
+            if (pthread_join(threads[i], &ok) == 0 && ok) n_ok++;
+        if (write(to, &n_ok, sizeof n_ok) != sizeof n_ok) break;
+    }
+    _exit(0);
+}
+
+/* The scripted steps run inside these two, which keep the CPU that a step itself takes: its sleep and its books are not the server's. */
+static struct stepper scripted;
+static double step_cpu_s; /* the engine's thread writes, read between rounds */
+
+static mb_status timed_submit(void *ctx, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err)
+{
+    double t0 = cpu_s();
+    mb_status st = scripted.submit(ctx, rows, n_rows, results, err);
+    step_cpu_s += cpu_s() - t0;
+    return st;
 }
 
 /* An engine whose draws are the words above, over and over, a millisecond each. */
@@ -134,53 +170,105 @@ static mb_status open_engine(struct gen_engine **out, const char *dir, int32_t *
     struct tokenizer *t;
     struct token_list list;
     struct arena a;
-    struct stepper stepper;
     struct engine *engine;
     arena_init(&a, 0);
     MB_TRY(tokenizer_open(&t, dir, err));
     MB_TRY(tokenizer_encode(t, &a, words, sizeof words - 1, NULL, &list, err));
     for (size_t i = 0; i < N_STREAMED; i++) ids[i] = list.ids[i % list.n];
-    struct scripted_options so = { .n_vocab = tokenizer_n_vocab(t), .n_context = 8192, .m_max = 2048, .n_rows_max = 8, .script = ids,
+    struct scripted_options so = { .n_vocab = tokenizer_n_vocab(t), .n_context = 8192, .m_max = 2048, .n_rows_max = STREAMS_MAX, .script = ids,
                                    .n_script = N_STREAMED, .end_id = tokenizer_eos_id(t), .step_delay_ms = 1 };
-    struct engine_options eo = { .batch = 8, .queue_max = 64, .prefill_chunk = 2048, .prefill_share = 3, .client_timeout_ms = 60000 };
+    struct engine_options eo = { .batch = STREAMS_MAX, .queue_max = 64, .prefill_chunk = 2048, .prefill_share = 3, .client_timeout_ms = 60000 };
     struct gen_engine_options go = { .model_dir = dir, .max_tokens = -1 };
-    struct gen_model_info info = { .kv_mode = "bf16", .device = "scripted", .tier = "l1", .batch = 8 };
+    struct gen_model_info info = { .kv_mode = "bf16", .device = "scripted", .tier = "l1", .batch = STREAMS_MAX };
     tokenizer_close(t);
     arena_free(&a);
-    MB_TRY(stepper_scripted(&stepper, &so, err));
-    MB_TRY(engine_open(&engine, &stepper, &eo, err));
+    MB_TRY(stepper_scripted(&scripted, &so, err));
+    struct stepper timed = scripted;
+    timed.submit = timed_submit;
+    MB_TRY(engine_open(&engine, &timed, &eo, err));
     return gen_engine_open(out, engine, &go, &info, err);
+}
+
+/* What the system alone takes to send as many bytes as a token's chunk to a reader on this machine: microseconds a send. */
+static double bare_send_us(void)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t len = sizeof a;
+    char bytes[256] = { 0 }, sink[4096];
+    int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+    double used = 0;
+    if (listener < 0 || bind(listener, (struct sockaddr *)&a, len) != 0 || listen(listener, 1) != 0) return -1;
+    getsockname(listener, (struct sockaddr *)&a, &len);
+    pid_t reader = fork();
+    if (reader == 0) {
+        int in = connect_to(ntohs(a.sin_port));
+        while (in >= 0 && recv(in, sink, sizeof sink, 0) > 0) {}
+        _exit(0);
+    }
+    int fd = reader > 0 ? accept(listener, NULL, NULL) : -1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    for (int i = 0; i < N_STREAMED && fd >= 0; i++) {
+        clock_sleep_ms(1);
+        double t0 = cpu_s();
+        if (send(fd, bytes, sizeof bytes, MSG_NOSIGNAL) < 0) used = -1e9;
+        used += cpu_s() - t0;
+    }
+    if (fd >= 0) close(fd);
+    close(listener);
+    if (reader > 0) waitpid(reader, NULL, 0);
+    return fd >= 0 ? used / N_STREAMED * 1e6 : -1;
+}
+
+struct cost { double server_us, step_us; };  /* a token; step_us is not in server_us */
+
+/* Best of three rounds of n streams at once. */
+static bool streams_cost(int to, int from, int port, int n, struct cost *best)
+{
+    best->server_us = 1e9;
+    for (int i = 0; i < 3; i++) {
+        struct order o = { port, n };
+        int n_ok = 0;
+        double cpu0 = cpu_of(CLOCK_PROCESS_CPUTIME_ID), step0 = step_cpu_s;
+        if (write(to, &o, sizeof o) != sizeof o || read(from, &n_ok, sizeof n_ok) != sizeof n_ok || n_ok != n) return false;
+        double step = step_cpu_s - step0, used = cpu_of(CLOCK_PROCESS_CPUTIME_ID) - cpu0 - step, a_token = 1e6 / (N_STREAMED * (double)n);
+        if (used * a_token < best->server_us) *best = (struct cost){ used * a_token, step * a_token };
+    }
+    return true;
 }
 
 static int run_server(int argc, char **argv)
 {
+    static const int widths[] = { 1, 8, STREAMS_MAX };
     static int32_t ids[N_STREAMED];
     struct gen_engine *g;
     struct server *s;
     struct server_options so = { .shutdown_timeout_ms = 1000 };
+    struct cost cost[3];
     mb_error err = { 0 };
-    double best = 1e9;
+    int down[2], up[2];
     if (argc < 3) return 2;
+    if (pipe(down) != 0 || pipe(up) != 0) return 1;
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(down[1]); /* or its end would never be seen */
+        clients(down[0], up[1]);
+    }
+    double bare = bare_send_us();
     log_set_level(LOG_WARN);
-    if (open_engine(&g, argv[2], ids, &err) != MB_OK) return fail(&err);
+    if (pid < 0 || open_engine(&g, argv[2], ids, &err) != MB_OK) return fail(&err);
     struct engine_client client = gen_engine_client(g);
     if (server_open(&s, &client, &so, &err) != MB_OK) return fail(&err);
-    for (int i = 0; i < 3; i++) {
-        struct client c = { .port = server_port(s) };
-        pthread_t thread;
-        double cpu0 = cpu_of(CLOCK_PROCESS_CPUTIME_ID);
-        if (pthread_create(&thread, NULL, read_stream, &c) != 0) return 1;
-        pthread_join(thread, NULL);
-        double used = (cpu_of(CLOCK_PROCESS_CPUTIME_ID) - cpu0 - c.cpu_s) / N_STREAMED * 1e6;
-        if (!c.ok) {
-            fprintf(stderr, "bench_text: the stream did not end as it should\n");
+    for (size_t i = 0; i < 3; i++)
+        if (!streams_cost(down[1], up[0], server_port(s), widths[i], &cost[i])) {
+            fprintf(stderr, "bench_text: a stream did not end as it should\n");
             return 1;
         }
-        if (used < best) best = used;
-    }
-    printf("{\"cpu_us_per_token\": %.1f, \"n\": %d}\n", best, N_STREAMED);
+    printf("{\"cpu_us_per_token\": %.1f, \"at_8_streams\": %.1f, \"at_64_streams\": %.1f, \"bare_send_us\": %.1f, \"step_us\": %.1f, \"n\": %d}\n",
+           cost[0].server_us, cost[1].server_us, cost[2].server_us, bare, cost[0].step_us, N_STREAMED);
     server_close(s);
     gen_engine_close(g, 0);
+    close(down[1]);
+    waitpid(pid, NULL, 0);
     return 0;
 }
 

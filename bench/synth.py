@@ -143,6 +143,7 @@ def delta_net(model, m, g, d, keys, values, dim):
 
 # hidden, intermediate, heads, key heads, head size, layers, vocabulary
 SHAPES = {"1b": lambda: llama(2048, 8192, 32, 8, 64, 16, 32000), "8b": lambda: llama(4096, 14336, 32, 8, 128, 6, 32000),
+          "135m-text": lambda: llama(576, 1536, 9, 3, 64, 30, 49152),  # SmolLM2-135M
           "1b-text": lambda: llama(2048, 8192, 32, 8, 64, 16, 49152), "qwen3-moe": qwen3_moe, "qwen3.5-moe": qwen3_5_moe}
 
 
