@@ -1,0 +1,85 @@
+"""fit.py: how true is `mlx-bun fit`? For each model: the bytes that it predicts beside those that a server takes (private memory behind one
+long request: weights, scratch, pages of keys and values), and the tokens per second that it predicts beside those that `benchmark`
+reaches, both measured in alternation. The bars: bytes within 10 %, tokens per second within 25 %.
+
+Usage: fit.py BUILD DIR ... [--rounds 3] [--ctx 2048] [--json]
+"""
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+BARS = {"bytes": 0.10, "tokens_per_s": 0.25}
+
+
+def run(build, cache, *args):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}
+    p = subprocess.run([str(Path(build) / "mlx-bun"), *map(str, args), "--cache-dir", cache], capture_output=True, text=True, env=env)
+    if p.returncode != 0:
+        raise SystemExit(f"fit.py: {args[0]} failed: {p.stderr[-400:]}")
+    return p.stdout
+
+
+def private_bytes(pid):
+    """What the process takes of memory that is its own."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", text)[1])
+
+
+def taken(build, cache, model, n_context):
+    """(bytes before anything is loaded, bytes behind a request of n_context tokens)"""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}
+    p = subprocess.Popen([str(Path(build) / "mlx-bun"), "serve", model, "--port", "0", "--cache-dir", cache, "--no-open"], text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+    try:
+        url = next(m[1] for line in p.stdout if (m := re.search(r"url +(http://\S+)/v1", line)))
+        text = json.dumps({"prompt": "a b c d e f g h " * (n_context // 9), "max_tokens": 8, "ignore_eos": True}).encode()
+        request = urllib.request.Request(url + "/v1/completions", text, {"content-type": "application/json"})
+        usage = json.loads(urllib.request.urlopen(request, timeout=600).read())["usage"]
+        return private_bytes(p.pid), usage["total_tokens"]
+    finally:
+        p.terminate()
+        p.wait()
+
+
+def measure(build, model, rounds, n_context):
+    with tempfile.TemporaryDirectory() as cache:
+        bytes_taken, n = taken(build, cache, model, n_context)
+        said = json.loads(run(build, cache, "fit", model, "--ctx", n, "--json"))["report"]
+        speeds = []
+        for _ in range(rounds):
+            predicted = json.loads(run(build, cache, "fit", model, "--ctx", 128, "--measure", "--json"))["report"]["predicted_decode_tps"]
+            row = json.loads(run(build, cache, "benchmark", model, "--prompt-tokens", 96, "--tokens", 64, "--repeat", 1, "--json"))["rows"][0]
+            speeds.append((predicted, row["decode_tok_s"]))
+    predicted, reached = (statistics.median(x) for x in zip(*speeds))
+    return {"model": str(model), "context": n, "predicted_bytes": said["total_bytes"], "bytes": bytes_taken,
+            "bytes_ratio": round(said["total_bytes"] / bytes_taken, 3), "predicted_tok_s": round(predicted, 1), "tok_s": round(reached, 1),
+            "tok_s_ratio": round(predicted / reached, 3), "load": round(os.getloadavg()[0], 2)}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("build")
+    p.add_argument("models", nargs="+")
+    p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--ctx", type=int, default=2048)
+    p.add_argument("--json", action="store_true")
+    a = p.parse_args()
+    rows = [measure(a.build, m, a.rounds, a.ctx) for m in a.models]
+    if a.json:
+        print(json.dumps(rows))
+    else:
+        for r in rows:
+            print(f"{r['model']}: {r['predicted_bytes'] / 1e6:.0f} MB predicted, {r['bytes'] / 1e6:.0f} MB taken at {r['context']} tokens ({r['bytes_ratio']}); "
+                  f"{r['predicted_tok_s']} tok/s predicted, {r['tok_s']} reached ({r['tok_s_ratio']}); load {r['load']}")
+    return 0 if all(abs(r["bytes_ratio"] - 1) <= BARS["bytes"] and abs(r["tok_s_ratio"] - 1) <= BARS["tokens_per_s"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
