@@ -212,6 +212,13 @@ int cuda_run_route(struct compiled *c, const struct plan_step *s);
 int cuda_run_experts(struct compiled *c, const struct plan_step *s);
 /* A linear input in the layout that its rows now want; NULL for none (run.c). */
 const struct ck_x *cuda_input_of(struct compiled *c, buf_id b);
+/* Rows of a buffer in the batch at hand (run.c). */
+int32_t cuda_rows_of(const struct compiled *c, buf_id b);
+/* fuse.c: may a step and the one behind it run as one launch in the batch at hand? Norm and products, products and activation,
+ * rotation and attention. */
+bool cuda_norm_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *linear);
+bool cuda_glu_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *glu);
+bool cuda_rope_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *attend);
 /* sample.c */
 void cuda_job_fill(const struct sample_pos *pos, int32_t n_vocab, struct cuda_draw_job *out);
 /* Draws of the open block, once the device's are on their way: waits. logits: device, ld floats a row. */

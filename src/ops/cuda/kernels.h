@@ -99,7 +99,16 @@ struct ck_x {
     int64_t k, k_pad;
     float mul;           /* power of two: value = stored * mul. 1 for norms and attention, 16 for gated MLPs (range 1e6):
                             what is beyond becomes an infinity, then NaN logits, which the sampler reports */
+    /* Or: not written anywhere yet, but the RMS norm of float rows, which the products take themselves, with the bits of cs_norm
+     * (steps.h). For up to ck_norm_tokens(k) tokens; norm_in NULL: none of this. */
+    const float *norm_in;  /* [m][ld_norm] */
+    int64_t ld_norm;
+    const float *norm_weight; /* [k] or NULL */
+    float norm_eps;
+    int32_t norm_identity; /* the rows as they are */
 };
+/* Tokens of a batch whose norm ck_linear and ck_linear_glu may take over rows of k; 0: none. */
+int ck_norm_tokens(const struct ck_ctx *c, int64_t k);
 /* The layout that ck_linear wants for a batch of m tokens. */
 int ck_x_layout_for(const struct ck_ctx *c, int m);
 /* Bytes for up to m_max tokens, either layout. */

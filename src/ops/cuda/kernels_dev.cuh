@@ -77,6 +77,18 @@ static __device__ __forceinline__ void ck_bulk(uint32_t dst, const void *src, ui
                  "l"(src), "r"(bytes), "r"(bar), "l"(policy)
                  : "memory");
 }
+/* Blocks of a cluster meet; what they wrote to shared memory before is seen behind it. Blocks that have ended count as arrived. */
+static __device__ __forceinline__ void ck_cluster_meet(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/* The same place in the shared memory of another block of the cluster. */
+static __device__ __forceinline__ const float *ck_cluster_at(const float *mine, int rank)
+{
+    uint64_t r;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(mine), "r"(rank));
+    return (const float *)r;
+}
 static __device__ __forceinline__ void ck_bulk_plain(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar)
@@ -263,25 +275,37 @@ static __host__ __forceinline__ void ck_fill_out(struct ck_out *o, const struct 
     *o = v;
 }
 
-/* Launch with or without the programmatic attribute. */
+/* Launch with or without the programmatic attribute, in clusters of so many blocks along x. */
 template <typename... P, typename... A>
-static int ck_launch(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, cudaStream_t st, A... args)
+static int ck_launch_cluster(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, unsigned cluster, int threads, size_t smem, cudaStream_t st, A... args)
 {
     cudaLaunchConfig_t cfg = {};
-    cudaLaunchAttribute attr[1];
+    cudaLaunchAttribute attr[2];
     cfg.gridDim = grid;
     cfg.blockDim = dim3((unsigned)threads);
     cfg.dynamicSmemBytes = smem;
     cfg.stream = st;
-    attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr[0].val.programmaticStreamSerializationAllowed = 1;
     cfg.attrs = attr;
-    cfg.numAttrs = c->pdl && c->major >= 9 ? 1 : 0;
+    if (c->pdl && c->major >= 9) {
+        attr[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attr[cfg.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attr[cfg.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attr[cfg.numAttrs].val.clusterDim.x = cluster;
+        attr[cfg.numAttrs].val.clusterDim.y = 1;
+        attr[cfg.numAttrs++].val.clusterDim.z = 1;
+    }
     if (smem > 48 * 1024) {
         cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
         if (e != cudaSuccess) return (int)e;
     }
     return (int)cudaLaunchKernelEx(&cfg, kernel, P(args)...);
+}
+template <typename... P, typename... A>
+static int ck_launch(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, cudaStream_t st, A... args)
+{
+    return ck_launch_cluster(c, kernel, grid, 1u, threads, smem, st, args...);
 }
 
 #endif

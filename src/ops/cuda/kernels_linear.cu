@@ -7,6 +7,9 @@
 #include "ops/cuda/kernels_int.h"
 
 #define WARPS CK_LEAVES
+/* Halves of a row that was normed here: rows of 8 tokens lie in different banks. As much of them as leaves room for two blocks. */
+#define CK_NORM_LD(k_pad) ((k_pad) + 32)
+#define NORM_BYTES (12 * 1024)
 
 struct linear_args {
     struct ck_out part[CK_MAX_PARTS];
@@ -55,13 +58,43 @@ template <int NT> static __device__ __forceinline__ void x_load(uint4 x[NT][2], 
 /* Row tile r of a unit: plain units are RT neighbours of one part, gated ones RT / 2 of gate, then the same of up. */
 template <int RT, bool GLU> static __device__ __forceinline__ int row_tile_of(int unit, int r) { return GLU ? unit * (RT / 2) + r % (RT / 2) : unit * RT + r; }
 
-/* Leaf sums of a unit, in order; lane l has float4 l of tokens token0 + 8 q ... of each row tile. */
+/* What the sums of a unit meet, loaded ahead of them: factors of its rows, the values that they are added to. Lane l has float4 l of
+ * tokens token0 + 8 q ... of each row tile. */
+template <int NT, int RT, bool GLU> struct unit_rows {
+    enum { OUT = GLU ? RT / 2 : RT };
+    struct ck_row rows[OUT][2], ups[OUT][2];
+    float old[OUT][NT][4];
+    __device__ __forceinline__ void load(const struct linear_args &a, int p, int unit, int token0, int l)
+    {
+        const struct ck_out &o = a.part[p];
+#pragma unroll
+        for (int r = 0; r < OUT; r++) {
+            const int row = row_tile_of<RT, GLU>(unit, r) * 16 + (l >> 2);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                rows[r][h] = ck_row_load(o, a.x.mul, row + 8 * h);
+                if (GLU) ups[r][h] = ck_row_load(a.part[1], a.x.mul, row + 8 * h);
+            }
+#pragma unroll
+            for (int q = 0; q < NT; q++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int rr = row + (e >> 1) * 8, tk = token0 + q * 8 + (l & 3) * 2 + (e & 1);
+                    old[r][q][e] = !GLU && o.add && tk < a.m && rr < o.n ? o.y[(int64_t)tk * o.ld_y + rr] : 0.0f;
+                }
+        }
+    }
+};
+
+/* Leaf sums of a unit, in order, for 8 tokens of its row tiles. */
 template <int NT, int RT, bool GLU>
-static __device__ __forceinline__ void sum_leaves(const struct linear_args &a, const float4 (*red)[RT][NT][32], int p, int unit, int token0, int q, int l)
+static __device__ __forceinline__ void sum_leaves(const struct linear_args &a, const struct unit_rows<NT, RT, GLU> &u, const float4 (*red)[RT][NT][32], int p,
+                                                  int unit, int token0, int q, int l)
 {
     const int token = token0 + q * 8 + (l & 3) * 2;
     constexpr int OUT = GLU ? RT / 2 : RT;
     const float inv = GLU ? __fdiv_rn(1.0f, a.out.mul) : 0.0f;
+    const struct ck_out &o = a.part[p];
 #pragma unroll
     for (int r = 0; r < OUT; r++) {
         float s[2][4];
@@ -79,25 +112,14 @@ static __device__ __forceinline__ void sum_leaves(const struct linear_args &a, c
             }
         }
         const int row = row_tile_of<RT, GLU>(unit, r) * 16 + (l >> 2);
-        const struct ck_out &o = a.part[p];
-        struct ck_row rows[2] = { ck_row_load(o, a.x.mul, row), ck_row_load(o, a.x.mul, row + 8) }, ups[2] = { rows[0], rows[1] };
-        if (GLU) {
-            ups[0] = ck_row_load(a.part[1], a.x.mul, row);
-            ups[1] = ck_row_load(a.part[1], a.x.mul, row + 8);
-        }
-        float old[4], v[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int rr = row + (e >> 1) * 8, tk = token + (e & 1);
-            old[e] = !GLU && o.add && tk < a.m && rr < o.n ? o.y[(int64_t)tk * o.ld_y + rr] : 0.0f;
-            v[e] = GLU ? ck_glu_value(o, a.part[1], a.glu, inv, rows[e >> 1], ups[e >> 1], rr, s[0][e], s[1][e]) : ck_out_value(o, rows[e >> 1], s[0][e]);
-        }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int rr = row + (e >> 1) * 8, tk = token + (e & 1);
             if (tk >= a.m) continue;
-            if (!GLU && rr < o.n) o.y[(int64_t)tk * o.ld_y + rr] = o.add ? __fadd_rn(old[e], v[e]) : v[e];
-            if (GLU && rr < a.out.k_pad) ((__half *)a.out.v)[ck_x_off(a.out.layout, a.out.k_pad, tk, rr)] = __float2half_rn(v[e]);
+            float v = GLU ? ck_glu_value(o, a.part[1], a.glu, inv, u.rows[r][e >> 1], u.ups[r][e >> 1], rr, s[0][e], s[1][e])
+                          : ck_out_value(o, u.rows[r][e >> 1], s[0][e]);
+            if (!GLU && rr < o.n) o.y[(int64_t)tk * o.ld_y + rr] = o.add ? __fadd_rn(u.old[r][q][e], v) : v;
+            if (GLU && rr < a.out.k_pad) ((__half *)a.out.v)[ck_x_off(a.out.layout, a.out.k_pad, tk, rr)] = __float2half_rn(v);
         }
     }
 }
@@ -139,145 +161,256 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
 #pragma unroll
             for (int q = 0; q < NT; q++) red[warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
         __syncthreads();
-        if (warp < NT) sum_leaves<NT, RT, GLU>(a, red, p, u, token0, warp, lane);
+        struct unit_rows<NT, RT, GLU> rows;
+        rows.load(a, p, u, token0, lane);
+        if (warp < NT) sum_leaves<NT, RT, GLU>(a, rows, red, p, u, token0, warp, lane);
         __syncthreads();
     }
 #endif
 }
 
-/* sm_90: every warp has a ring of its own that bulk copies fill, STAGE tiles of each row tile at a time. The ring runs ahead over units,
- * and its first copies are under way before the kernel waits for the one before it. Leaf sums of unit i are added by warp i % 8 once
- * it has finished unit i + 1, so that nobody waits for the slowest. */
-/* Up to 8 tokens two blocks share a multiprocessor: a warp alone waits too much for its own instructions. */
+/* sm_90: eight warps multiply, one leaf each; a ninth brings weights by bulk copies into a ring of stages (some tiles of every leaf), far
+ * ahead, over units and before the kernel waits for the one before it; a tenth adds the leaf sums. So the warps that multiply do nothing
+ * else, and neither the summing nor what it reads from memory is waited for. Up to 16 tokens two blocks share a multiprocessor. */
+#define RING_THREADS ((WARPS + 2) * 32)
 template <int FMT, int NS, int NT, int RT> struct ring {
     enum {
-        blocks = NT == 1 ? 2 : 1,
+        blocks = NT <= 2 ? 2 : 1,
         tile = ck_tile_size<FMT, NS>(),
-        stage = 2304 / (RT * tile) > 0 ? 2304 / (RT * tile) : 1,
-        slot = RT * stage * tile,
+        most = NT == 4 ? 1152 : 2304, /* bytes; of many tokens a tile takes long, and their values need the registers */
+        stage = most / (RT * tile) > 0 ? most / (RT * tile) : 1, /* tiles of a leaf in a stage */
+        leaf = RT * stage * tile,
+        slot = WARPS * leaf,
         red = WARPS * RT * NT * 512,
-        room = NT == 1 ? 108 * 1024 : 160 * 1024,
-        fit = (room - 2 * red) / (WARPS * slot),
-        depth = fit > 5 ? 5 : fit < 2 ? 2 : fit,
-        bytes = WARPS * depth * slot + 2 * red + 8 * (WARPS * depth + 4)
+        n_red = NT * RT > 4 ? 1 : 2,
+        room = blocks == 2 ? 100 * 1024 : 200 * 1024,
+        fit = (room - n_red * red) / slot,
+        depth = fit > 8 ? 8 : fit < 2 ? 2 : fit,
+        bars = depth * slot + n_red * red,
+        bytes = bars + 16 * (depth + n_red)
     };
 };
 
+/* A linear input that is a norm not yet taken (struct ck_x: norm_in): the rows' values to shared memory, [m][ld], by the warps that
+ * multiply. The same operations as norm_kernel's (steps_rows.cu), whose 512 or 128 threads are played by 256. */
+#define NORM_KEEP 16
+static __device__ __forceinline__ void norm_meet(void) { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+static __device__ void norm_rows(const struct ck_x &x, int m, __half *to, int ld, float *warps)
+{
+    const int tid = (int)threadIdx.x, n = (int)x.k, wide = n >= 1024, step = wide ? 256 : 128, n_warp = wide ? 16 : 4;
+    const bool mine = wide || tid < 128;
+    float weight[NORM_KEEP], v[NORM_KEEP];
+#pragma unroll
+    for (int j = 0; j < NORM_KEEP; j++) weight[j] = mine && x.norm_weight && j * step + tid < n ? x.norm_weight[j * step + tid] : 1.0f;
+    ck_pdl_wait();
+    for (int i = 0; i < m; i++) {
+        const float *in = x.norm_in + (int64_t)i * x.ld_norm;
+        float s0 = 0.0f, s1 = 0.0f, r = 1.0f, sum = 0.0f; /* of threads tid and, of 512, tid + 256 */
+#pragma unroll
+        for (int j = 0; j < NORM_KEEP; j++) v[j] = mine && j * step + tid < n ? in[j * step + tid] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < NORM_KEEP; j++) {
+            if (wide && (j & 1)) s1 = __fmaf_rn(v[j], v[j], s1);
+            else s0 = __fmaf_rn(v[j], v[j], s0);
+        }
+        for (int k = NORM_KEEP * 256 + tid; wide && k < n; k += 512) {
+            s0 = __fmaf_rn(in[k], in[k], s0);
+            if (k + 256 < n) s1 = __fmaf_rn(in[k + 256], in[k + 256], s1);
+        }
+        for (int s = 16; s > 0; s /= 2) {
+            s0 = s0 + __shfl_xor_sync(0xffffffffu, s0, s);
+            s1 = s1 + __shfl_xor_sync(0xffffffffu, s1, s);
+        }
+        if ((tid & 31) == 0) {
+            warps[tid >> 5] = s0;
+            warps[8 + (tid >> 5)] = s1;
+        }
+        norm_meet();
+        for (int w = 0; w < n_warp; w++) sum = sum + warps[w];
+        if (!x.norm_identity) r = 1.0f / sqrtf(sum * (1.0f / (float)n) + x.norm_eps);
+        auto put = [&](int k, float y, float g) {
+            if (!x.norm_identity) {
+                y = y * r;
+                if (x.norm_weight) y = y * g;
+            }
+            to[i * ld + k] = __float2half_rn(y * (1.0f / x.mul));
+        };
+#pragma unroll
+        for (int j = 0; j < NORM_KEEP; j++)
+            if (mine && j * step + tid < n) put(j * step + tid, v[j], weight[j]);
+        for (int k = NORM_KEEP * 256 + tid; wide && k < n; k += 256) put(k, in[k], x.norm_weight ? x.norm_weight[k] : 1.0f);
+        for (int k = n + tid; k < x.k_pad; k += 256) to[i * ld + k] = __float2half_rn(0.0f);
+        norm_meet();
+    }
+}
+
+/* Brings every unit's weights, lane i those of leaf i. */
 template <int FMT, int NS, int NT, int RT, bool GLU>
-static __global__ void __launch_bounds__(WARPS * 32) ring_kernel(const __grid_constant__ struct linear_args a)
+static __device__ __forceinline__ void ring_bring(const struct linear_args &a, uint32_t slots, uint32_t full, uint32_t empty, int n_stage, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    using R = ring<FMT, NS, NT, RT>;
+    const int first = ck_leaf_first(a.n_ktile, lane), n_tile = ck_leaf_first(a.n_ktile, lane + 1) - first;
+    const uint64_t policy = ck_policy_first();
+    int slot = 0;
+    uint32_t phase = 1;
+    for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x) {
+        const int p = GLU ? 0 : part_of(a, unit);
+        const uint8_t *src[RT];
+#pragma unroll
+        for (int r = 0; r < RT; r++)
+            src[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, row_tile_of<RT, GLU>(unit - a.part[p].unit0, r)) + (int64_t)first * R::tile;
+        /* The next kernel may come when this block's last unit is on its way: earlier it would take room from blocks still to start. */
+        if (unit + (int)gridDim.x >= a.n_units) ck_pdl_launch();
+        for (int s = 0; s < n_stage; s++) {
+            const int left = n_tile - s * R::stage, n = left < R::stage ? left : R::stage;
+            const uint32_t bar = full + 8u * (uint32_t)slot, to = slots + (uint32_t)(slot * R::slot + lane * R::leaf);
+            ck_mbar_wait(empty + 8u * (uint32_t)slot, phase);
+            ck_mbar_expect(bar, n > 0 ? (uint32_t)(RT * n * R::tile) : 0u);
+            if (n > 0)
+#pragma unroll
+                for (int r = 0; r < RT; r++)
+                    ck_bulk(to + (uint32_t)(r * R::stage * R::tile), src[r] + s * (R::stage * R::tile), (uint32_t)(n * R::tile), bar, policy);
+            if (++slot == R::depth) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+    }
+#endif
+}
+
+/* Adds the leaf sums of every unit. */
+template <int FMT, int NS, int NT, int RT, bool GLU>
+static __device__ __forceinline__ void ring_sum(const struct linear_args &a, const float4 (*red)[WARPS][RT][NT][32], uint32_t red_full, uint32_t red_empty,
+                                                int token0, int lane)
+{
+#if __CUDA_ARCH__ >= 900
+    using R = ring<FMT, NS, NT, RT>;
+    int b = 0;
+    uint32_t phase = 0;
+    ck_pdl_wait();
+    for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x) {
+        const int p = GLU ? 0 : part_of(a, unit), u = unit - a.part[p].unit0;
+        struct unit_rows<NT, RT, GLU> rows;
+        rows.load(a, p, u, token0, lane);
+        ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
+#pragma unroll
+        for (int q = 0; q < NT; q++) sum_leaves<NT, RT, GLU>(a, rows, red[b], p, u, token0, q, lane);
+        __syncwarp();
+        if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
+        if (++b == R::n_red) {
+            b = 0;
+            phase ^= 1;
+        }
+    }
+#endif
+}
+
+template <int FMT, int NS, int NT, int RT, bool GLU>
+static __global__ void __launch_bounds__(RING_THREADS, ring<FMT, NS, NT, RT>::blocks) ring_kernel(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ >= 900
     using R = ring<FMT, NS, NT, RT>;
     constexpr int tile = R::tile, STAGE = R::stage, D = R::depth;
     extern __shared__ __align__(128) uint8_t smem[];
-    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    float4(*red)[WARPS][RT][NT][32] = (float4(*)[WARPS][RT][NT][32])(smem + WARPS * D * R::slot);
-    const uint32_t bars = ck_smem(smem + WARPS * D * R::slot + 2 * R::red);
-    const uint32_t full = bars + 8u * (uint32_t)(warp * D), red_full = bars + 8u * WARPS * D, red_empty = red_full + 16;
-    const uint8_t *my = smem + warp * D * R::slot;
-    const int token0 = (int)blockIdx.y * NT * 8, n_left = a.m - token0 - (lane >> 2);
-    const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
-
-    if (lane == 0)
-        for (int i = 0; i < D; i++) ck_mbar_init(full + 8u * (uint32_t)i, 1);
-    if (threadIdx.x == 0)
-        for (int i = 0; i < 2; i++) {
+    __shared__ float norm_warps[16];
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, token0 = (int)blockIdx.y * NT * 8;
+    float4(*red)[WARPS][RT][NT][32] = (float4(*)[WARPS][RT][NT][32])(smem + D * R::slot);
+    const uint32_t full = ck_smem(smem + R::bars), empty = full + 8u * D, red_full = empty + 8u * D, red_empty = red_full + 8u * R::n_red;
+    int longest = 0; /* tiles of a leaf */
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) longest = max(longest, ck_leaf_first(a.n_ktile, i + 1) - ck_leaf_first(a.n_ktile, i));
+    const int n_stage = (longest + STAGE - 1) / STAGE;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < D; i++) {
+            ck_mbar_init(full + 8u * (uint32_t)i, WARPS);
+            ck_mbar_init(empty + 8u * (uint32_t)i, WARPS);
+        }
+        for (int i = 0; i < R::n_red; i++) {
             ck_mbar_init(red_full + 8u * (uint32_t)i, WARPS);
             ck_mbar_init(red_empty + 8u * (uint32_t)i, 1);
         }
+    }
     ck_mbar_init_done();
     __syncthreads();
+    if (warp == WARPS) {
+        if (lane < WARPS) ring_bring<FMT, NS, NT, RT, GLU>(a, ck_smem(smem), full, empty, n_stage, lane);
+        return;
+    }
+    if (warp == WARPS + 1) {
+        ring_sum<FMT, NS, NT, RT, GLU>(a, red, red_full, red_empty, token0, lane);
+        return;
+    }
 
-    /* What the next copy brings: k tiles from at_g on of unit at_unit. */
-    int at_unit = (int)blockIdx.x, at_g = first;
-    const uint8_t *src[RT];
-    const uint64_t policy = ck_policy_first();
-    auto seek = [&]() {
-        if (at_unit >= a.n_units) return;
-        int p = GLU ? 0 : part_of(a, at_unit);
-#pragma unroll
-        for (int r = 0; r < RT; r++)
-            src[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, row_tile_of<RT, GLU>(at_unit - a.part[p].unit0, r)) + (int64_t)first * tile;
-    };
-    auto issue = [&](int slot) {
-        if (at_unit >= a.n_units || first == last) return;
-        int n = last - at_g < STAGE ? last - at_g : STAGE;
-        if (lane == 0) {
-            uint32_t bar = full + 8u * (uint32_t)slot;
-            ck_mbar_expect(bar, (uint32_t)(RT * n * tile));
-#pragma unroll
-            for (int r = 0; r < RT; r++) ck_bulk(ck_smem(my + slot * R::slot + r * STAGE * tile), src[r], (uint32_t)(n * tile), bar, policy);
-        }
-#pragma unroll
-        for (int r = 0; r < RT; r++) src[r] += n * tile;
-        at_g += n;
-        if (at_g == last) {
-            at_g = first;
-            at_unit += (int)gridDim.x;
-            seek();
-        }
-    };
-    seek();
-    for (int i = 0; i < D; i++) issue(i);
-    ck_pdl_wait();
-
-    const __half *xp = (const __half *)a.x.v + (int64_t)(token0 + (lane >> 2)) * a.x.k_pad + (lane & 3) * 8;
+    const __half *x0 = (const __half *)a.x.v;
+    int64_t ld_x = a.x.k_pad;
+    if (NT == 1 && a.x.norm_in) {
+        __half *made = (__half *)(smem + (R::bytes + 127) / 128 * 128);
+        ld_x = CK_NORM_LD(a.x.k_pad);
+        norm_rows(a.x, a.m, made, (int)ld_x, norm_warps);
+        x0 = made;
+    } else {
+        ck_pdl_wait();
+    }
+    const int n_left = a.m - token0 - (lane >> 2), first = ck_leaf_first(a.n_ktile, warp), n_tile = ck_leaf_first(a.n_ktile, warp + 1) - first;
+    const __half *xp = x0 + (int64_t)(token0 + (lane >> 2)) * ld_x + (lane & 3) * 8 + first * 64;
+    const uint8_t *my = smem + warp * R::leaf;
     uint4 xn[NT][2];
-    if (first < last) x_load<NT>(xn, xp, a.x.k_pad, n_left, first);
-    int slot = 0, i_unit = 0;
-    uint32_t phase = 0;
-    auto sum_unit = [&](int i) {
-        int unit = (int)blockIdx.x + i * (int)gridDim.x, p = GLU ? 0 : part_of(a, unit);
-        ck_mbar_wait(red_full + 8u * (uint32_t)(i & 1), (uint32_t)(i >> 1) & 1);
-#pragma unroll
-        for (int q = 0; q < NT; q++) sum_leaves<NT, RT, GLU>(a, red[i & 1], p, unit - a.part[p].unit0, token0, q, lane);
-        __syncwarp();
-        if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)(i & 1));
-    };
-    for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x, i_unit++) {
-        /* The next kernel may come when this block's last unit begins: earlier it would take room from blocks still to start. */
-        if (unit + (int)gridDim.x >= a.n_units) ck_pdl_launch();
+    if (n_tile > 0) x_load<NT>(xn, xp, ld_x, n_left, 0);
+    int slot = 0, b = 0;
+    uint32_t phase = 0, red_phase = 1;
+    for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x) {
         float acc[RT][NT][4] = {};
-        for (int g = first; g < last; g += STAGE) {
+        for (int s = 0; s < n_stage; s++) {
             const uint8_t *at = my + slot * R::slot;
-            ck_mbar_wait(full + 8u * (uint32_t)slot, phase);
-            auto step = [&](int i) {
-                ck_lane_tile<FMT, NS> w[RT];
+            const int g = s * STAGE;
+            auto step = [&](const ck_lane_tile<FMT, NS> w[RT], int i) {
                 uint4 x[NT][2];
-#pragma unroll
-                for (int r = 0; r < RT; r++) w[r].load(at + (r * STAGE + i) * tile, lane);
 #pragma unroll
                 for (int q = 0; q < NT; q++) {
                     x[q][0] = xn[q][0];
                     x[q][1] = xn[q][1];
                 }
-                x_load<NT>(xn, xp, a.x.k_pad, n_left, g + i + 1 < last ? g + i + 1 : first);
+                x_load<NT>(xn, xp, ld_x, n_left, g + i + 1 < n_tile ? g + i + 1 : 0);
                 tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
             };
-            if (g + STAGE <= last) {
+            ck_mbar_wait(full + 8u * (uint32_t)slot, phase);
+            if (g + STAGE <= n_tile) { /* all codes of the stage are under way before the first is needed */
+                ck_lane_tile<FMT, NS> w[STAGE][RT];
 #pragma unroll
-                for (int i = 0; i < STAGE; i++) step(i);
+                for (int i = 0; i < STAGE; i++)
+#pragma unroll
+                    for (int r = 0; r < RT; r++) w[i][r].load(at + (r * STAGE + i) * tile, lane);
+#pragma unroll
+                for (int i = 0; i < STAGE; i++) step(w[i], i);
             } else {
-                for (int i = 0; g + i < last; i++) step(i);
+                for (int i = 0; g + i < n_tile; i++) {
+                    ck_lane_tile<FMT, NS> w[RT];
+#pragma unroll
+                    for (int r = 0; r < RT; r++) w[r].load(at + (r * STAGE + i) * tile, lane);
+                    step(w, i);
+                }
             }
             __syncwarp();
-            issue(slot);
+            if (lane == 0) ck_mbar_arrive(empty + 8u * (uint32_t)slot);
             if (++slot == D) {
                 slot = 0;
                 phase ^= 1;
             }
         }
-        int b = i_unit & 1;
-        if (i_unit >= 2) ck_mbar_wait(red_empty + 8u * (uint32_t)b, (uint32_t)((i_unit >> 1) - 1) & 1);
+        ck_mbar_wait(red_empty + 8u * (uint32_t)b, red_phase);
 #pragma unroll
         for (int r = 0; r < RT; r++)
 #pragma unroll
             for (int q = 0; q < NT; q++) red[b][warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
         __syncwarp();
         if (lane == 0) ck_mbar_arrive(red_full + 8u * (uint32_t)b);
-        if (i_unit >= 1 && (i_unit - 1) % WARPS == warp) sum_unit(i_unit - 1);
+        if (++b == R::n_red) {
+            b = 0;
+            red_phase ^= 1;
+        }
     }
-    if (i_unit > 0 && (i_unit - 1) % WARPS == warp) sum_unit(i_unit - 1);
 #endif
 }
 
@@ -294,15 +427,34 @@ template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const str
     }
     int tokens = (a.m + NT * 8 - 1) / (NT * 8), most = c->major >= 9 ? c->n_sm * R::blocks : c->n_sm * 4;
     dim3 grid((unsigned)(a.n_units < most ? a.n_units : most), (unsigned)tokens);
-    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, R::bytes, st, a);
+    size_t smem = R::bytes;
+    if (a.x.norm_in) smem = (size_t)(R::bytes + 127) / 128 * 128 + (size_t)a.m * (size_t)CK_NORM_LD(a.x.k_pad) * sizeof(__half);
+    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, RING_THREADS, smem, st, a);
     return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
+}
+/* Row tiles of a unit: more of them share a load of x, fewer leave every multiprocessor its part. Bits do not depend on it. The time of a
+ * round of units: bytes of weights and of x for each k. */
+static int tiles_of_unit(const struct ck_ctx *c, const struct linear_args &a, bool glu, int tokens, int most)
+{
+    int64_t n_tile = 0, best_time = INT64_MAX;
+    int best = 1;
+    for (int p = 0; p < (glu ? 1 : a.n_parts); p++) n_tile += (a.part[p].n + 15) / 16;
+    for (int rt = 1; rt <= most; rt *= 2) {
+        int64_t rounds = ((n_tile + rt - 1) / rt + c->n_sm - 1) / c->n_sm, time = rounds * ((glu ? 18 : 9) * rt + tokens * 3 / 2);
+        if (time < best_time) {
+            best_time = time;
+            best = rt;
+        }
+    }
+    return best;
 }
 template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
 {
-    constexpr int RT = GLU ? 2 : 1;
-    return a.m <= 8    ? launch<FMT, NS, 1, RT, GLU>(c, a, st)
-           : a.m <= 16 ? launch<FMT, NS, 2, RT, GLU>(c, a, st)
-                       : launch<FMT, NS, 4, RT, GLU>(c, a, st);
+    constexpr int G = GLU ? 2 : 1; /* gate and up */
+    if (a.m <= 8) return launch<FMT, NS, 1, G, GLU>(c, a, st);
+    int rt = c->major < 9 ? 1 : tiles_of_unit(c, a, GLU, a.m <= 16 ? 16 : 32, a.m <= 16 ? 2 / G : 4 / G);
+    if (a.m <= 16) return rt == 1 ? launch<FMT, NS, 2, G, GLU>(c, a, st) : launch<FMT, NS, 2, 2, GLU>(c, a, st);
+    return rt == 1 ? launch<FMT, NS, 4, G, GLU>(c, a, st) : rt == 2 ? launch<FMT, NS, 4, 2 * G, GLU>(c, a, st) : launch<FMT, NS, 4, 4, GLU>(c, a, st);
 }
 template <bool GLU> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
 {
@@ -328,15 +480,27 @@ static int run_parts(const struct ck_ctx *c, const struct ck_x *x, int m, const 
     return launch_format<false>(c, parts[0].w->format, parts[0].w->n_scale, a, st);
 }
 
+extern "C" int ck_norm_tokens(const struct ck_ctx *c, int64_t k)
+{
+    int64_t k_pad = (k + 63) / 64 * 64, n = NORM_BYTES / (CK_NORM_LD(k_pad) * (int64_t)sizeof(__half));
+    return c->major < 9 ? 0 : (int)(n < 8 ? n : 8);
+}
+
+/* Is x in the layout of m tokens, or a norm that these products take? */
+static bool input_fits(const struct ck_ctx *c, const struct ck_x *x, int m)
+{
+    return x->norm_in ? m <= ck_norm_tokens(c, x->k) : x->layout == ck_x_layout_for(c, m);
+}
+
 extern "C" int ck_linear(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st)
 {
-    if (m <= 0 || n_parts <= 0 || n_parts > CK_MAX_PARTS || x->layout != ck_x_layout_for(c, m)) return (int)cudaErrorInvalidValue;
+    if (m <= 0 || n_parts <= 0 || n_parts > CK_MAX_PARTS || !input_fits(c, x, m)) return (int)cudaErrorInvalidValue;
     for (int i = 0, n; i < n_parts; i += n) { /* neighbours of one form share a launch */
         for (n = 1; i + n < n_parts; n++)
             if (parts[i + n].w->format != parts[i].w->format || parts[i + n].w->n_scale != parts[i].w->n_scale) break;
         for (int j = i; j < i + n; j++)
             if (parts[j].w->k != x->k) return (int)cudaErrorInvalidValue;
-        int e = x->layout == CK_X_TILES ? ck_gemm(c, x, m, parts + i, n, st) : run_parts(c, x, m, parts + i, n, st);
+        int e = ck_x_layout_for(c, m) == CK_X_TILES ? ck_gemm(c, x, m, parts + i, n, st) : run_parts(c, x, m, parts + i, n, st);
         if (e) return e;
     }
     return 0;
@@ -346,9 +510,9 @@ extern "C" int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m
                              const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st)
 {
     if (m <= 0 || gate->k != x->k || up->k != x->k || gate->n != up->n || out->k != gate->n || gate->format != up->format ||
-        gate->n_scale != up->n_scale || kind < 0 || kind > 2 || x->layout != ck_x_layout_for(c, m) || out->layout != x->layout)
+        gate->n_scale != up->n_scale || kind < 0 || kind > 2 || !input_fits(c, x, m) || out->layout != ck_x_layout_for(c, m))
         return (int)cudaErrorInvalidValue;
-    if (x->layout == CK_X_TILES) return ck_gemm_glu(c, x, m, gate, up, gate_bias, up_bias, kind, out, st);
+    if (out->layout == CK_X_TILES) return ck_gemm_glu(c, x, m, gate, up, gate_bias, up_bias, kind, out, st);
     struct linear_args a = {};
     a.x = *x;
     a.out = *out;

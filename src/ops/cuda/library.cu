@@ -166,6 +166,7 @@ static struct cuda_library table()
     t.glu = cs_glu;
     t.gate = cs_gate;
     t.rope = cs_rope;
+    t.rope_attend = cs_rope_attend;
     t.gather_rows = cs_gather_rows;
     t.lora_apply = cs_lora_apply;
     t.linear_finish = cs_linear_finish;
@@ -189,6 +190,7 @@ static struct cuda_library table()
     t.x_layout_for = ck_x_layout_for;
     t.x_bytes = ck_x_bytes;
     t.x_write = ck_x_write;
+    t.norm_tokens = ck_norm_tokens;
     t.linear = ck_linear;
     t.linear_glu = ck_linear_glu;
     t.kv_head_bytes = ck_kv_head_bytes;

@@ -51,6 +51,7 @@ struct cuda_library {
     int (*glu)(const struct ck_ctx *c, const struct cs_glu *a, cudaStream_t st);
     int (*gate)(const struct ck_ctx *c, const struct cs_gate *a, cudaStream_t st);
     int (*rope)(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st);
+    int (*rope_attend)(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st);
     int (*gather_rows)(const struct ck_ctx *c, const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
                        cudaStream_t st);
     int (*lora_apply)(const struct ck_ctx *c, const struct cs_lora *a, cudaStream_t st);
@@ -82,6 +83,7 @@ struct cuda_library {
     int (*x_layout_for)(const struct ck_ctx *c, int m);
     size_t (*x_bytes)(int m_max, int64_t k);
     int (*x_write)(const struct ck_ctx *c, const float *in, int64_t ld_in, int m, const struct ck_x *x, cudaStream_t st);
+    int (*norm_tokens)(const struct ck_ctx *c, int64_t k);
     int (*linear)(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st);
     int (*linear_glu)(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_weight *gate, const struct ck_weight *up,
                       const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);

@@ -16,7 +16,7 @@ static void *batch_at(const struct compiled *c, size_t off)
     return c->batch_dev + off;
 }
 
-static int32_t rows_of(const struct compiled *c, buf_id b)
+int32_t cuda_rows_of(const struct compiled *c, buf_id b)
 {
     return c->plan->bufs[b].per_draw ? c->batch.n_draw_now : c->batch.m;
 }
@@ -36,7 +36,7 @@ static int64_t head_off(const struct compiled *c, int i_kind, int i_in_kind)
 const struct ck_x *cuda_input_of(struct compiled *c, buf_id b)
 {
     if (b < 0) return NULL;
-    c->inputs[b].layout = c->dev->lib->x_layout_for(&c->ctx, rows_of(c, b));
+    c->inputs[b].layout = c->dev->lib->x_layout_for(&c->ctx, cuda_rows_of(c, b));
     return &c->inputs[b];
 }
 
@@ -68,7 +68,7 @@ static int run_embed(struct compiled *c, const struct plan_step *s)
 static int run_norm(struct compiled *c, const struct plan_step *s)
 {
     buf_id copy = copy_of(c, s->outs[0]);
-    struct cs_norm a = { .in = c->bufs[s->in], .ld_in = c->ld[s->in], .m = rows_of(c, s->in), .width = c->plan->bufs[s->in].width,
+    struct cs_norm a = { .in = c->bufs[s->in], .ld_in = c->ld[s->in], .m = cuda_rows_of(c, s->in), .width = c->plan->bufs[s->in].width,
                          .n_pieces = s->u.norm.n_pieces > 1 ? s->u.norm.n_pieces : 1, .weight = cuda_constant(c, s, CONST_NORM),
                          .eps = s->u.norm.eps, .identity = s->u.norm.identity, .sum_scale = s->u.norm.sum_scale,
                          .x = cuda_input_of(c, s->outs[0]) };
@@ -108,7 +108,7 @@ static int run_part_lora(struct compiled *c, const struct plan_step *s, int j)
     buf_id copy = c->plan->bufs[s->in].copy, out = s->u.linear.part[j].out;
     struct ck_part part = part_of(c, s, j, c->linear_tmp, w->n);
     struct cs_lora a = { .stack = batch_at(c, c->batch.at.stack), .stack_max = PLAN_MAX_STACK, .i_module = w->i_module,
-                         .m = rows_of(c, s->in), .rank_max = c->plan->max_lora_rank, .x = c->bufs[copy], .ld_x = c->ld[copy],
+                         .m = cuda_rows_of(c, s->in), .rank_max = c->plan->max_lora_rank, .x = c->bufs[copy], .ld_x = c->ld[copy],
                          .k = w->k, .n = w->n, .u = c->lora_u, .y = c->linear_tmp, .ld_y = w->n };
     if (per_draw) a.token_of = (const int32_t *)batch_at(c, c->batch.at.draw_token) + c->batch.draw0;
     int code = lib->linear(&c->ctx, cuda_input_of(c, s->in), a.m, &part, 1, c->dev->stream);
@@ -118,7 +118,8 @@ static int run_part_lora(struct compiled *c, const struct plan_step *s, int j)
                               output_of(c, s, j), c->ld[out], s->u.linear.part[j].add, c->dev->stream);
 }
 
-static int run_linear(struct compiled *c, const struct plan_step *s)
+/* x: its input, written or a norm that the products take. */
+static int run_linear(struct compiled *c, const struct plan_step *s, const struct ck_x *x)
 {
     struct ck_part parts[PLAN_MAX_PARTS];
     int n = 0, code = 0;
@@ -132,11 +133,11 @@ static int run_linear(struct compiled *c, const struct plan_step *s)
         parts[n].softcap = s->u.linear.part[j].softcap;
         parts[n++].add = s->u.linear.part[j].add;
     }
-    if (n > 0 && code == 0) code = c->dev->lib->linear(&c->ctx, cuda_input_of(c, s->in), rows_of(c, s->in), parts, n, c->dev->stream);
+    if (n > 0 && code == 0) code = c->dev->lib->linear(&c->ctx, x, cuda_rows_of(c, s->in), parts, n, c->dev->stream);
     return code;
 }
 
-static int run_rope(struct compiled *c, const struct plan_step *s)
+static struct cs_rope rope_of(struct compiled *c, const struct plan_step *s)
 {
     const struct rope_spec *r = &s->u.rope_kv.rope;
     const struct cuda_batch *b = &c->batch;
@@ -159,7 +160,7 @@ static int run_rope(struct compiled *c, const struct plan_step *s)
         a.n_rot = r->n_rot;
         a.interleaved = r->interleaved;
     }
-    return c->dev->lib->rope(&c->ctx, &a, c->dev->stream);
+    return a;
 }
 
 static int run_gate(struct compiled *c, const struct plan_step *s, const struct ck_x *x)
@@ -171,23 +172,42 @@ static int run_gate(struct compiled *c, const struct plan_step *s, const struct 
     return c->dev->lib->gate(&c->ctx, &a, c->dev->stream);
 }
 
-static int run_attend(struct compiled *c, const struct plan_step *s)
+/* x: where its output goes as a linear input; NULL: not yet. */
+static struct ck_attend attend_of(struct compiled *c, const struct plan_step *s, const struct ck_x *x)
 {
     const struct cuda_batch *b = &c->batch;
+    int kind = s->u.attend.i_kind;
+    return (struct ck_attend){ .q = c->bufs[s->in], .ld_q = c->ld[s->in], .q_step = s->u.attend.head_dim, .out = c->bufs[s->out],
+                               .ld_out = c->ld[s->out], .x = x, .hi = batch_at(c, b->at.hi),
+                               .lo = batch_at(c, b->at.lo[cuda_window_of(c, s->u.attend.window)]), .pool = c->dev->kv,
+                               .pages = pages_of(c, kind), .ld_pages = 1, .head_off = head_off(c, kind, s->u.attend.i_in_kind),
+                               .kv_format = c->plan->kinds[kind].format, .n_head = s->u.attend.n_head,
+                               .n_head_kv = s->u.attend.n_head_kv, .head_dim = s->u.attend.head_dim, .softcap = s->u.attend.softcap,
+                               .sinks = cuda_constant(c, s, CONST_SINKS), .small_units = batch_at(c, b->at.small),
+                               .n_small = b->n_small, .n_split = b->n_split, .large_units = batch_at(c, b->at.large),
+                               .n_large = b->n_large };
+}
+
+/* Attention; rope: the step before, when its work is part of the launch. */
+static int run_attend(struct compiled *c, const struct plan_step *s, const struct plan_step *rope)
+{
     const struct ck_x *x = cuda_input_of(c, s->outs[0]);
     bool gated = s->u.attend.gate >= 0;
-    int kind = s->u.attend.i_kind;
-    struct ck_attend a = { .q = c->bufs[s->in], .ld_q = c->ld[s->in], .q_step = s->u.attend.head_dim, .out = c->bufs[s->out],
-                           .ld_out = c->ld[s->out], .x = gated ? NULL : x, .hi = batch_at(c, b->at.hi),
-                           .lo = batch_at(c, b->at.lo[cuda_window_of(c, s->u.attend.window)]), .pool = c->dev->kv,
-                           .pages = pages_of(c, kind), .ld_pages = 1, .head_off = head_off(c, kind, s->u.attend.i_in_kind),
-                           .kv_format = c->plan->kinds[kind].format, .n_head = s->u.attend.n_head,
-                           .n_head_kv = s->u.attend.n_head_kv, .head_dim = s->u.attend.head_dim, .softcap = s->u.attend.softcap,
-                           .sinks = cuda_constant(c, s, CONST_SINKS), .small_units = batch_at(c, b->at.small),
-                           .n_small = b->n_small, .n_split = b->n_split, .large_units = batch_at(c, b->at.large),
-                           .n_large = b->n_large };
-    int code = c->dev->lib->attend(&c->ctx, &a, c->dev->stream);
+    struct ck_attend a = attend_of(c, s, gated ? NULL : x);
+    int code;
+    if (rope) {
+        struct cs_rope r = rope_of(c, rope);
+        code = c->dev->lib->rope_attend(&c->ctx, &r, &a, c->dev->stream);
+    } else {
+        code = c->dev->lib->attend(&c->ctx, &a, c->dev->stream);
+    }
     return code == 0 && gated ? run_gate(c, s, x) : code;
+}
+
+static int run_rope(struct compiled *c, const struct plan_step *s)
+{
+    struct cs_rope a = rope_of(c, s);
+    return c->dev->lib->rope(&c->ctx, &a, c->dev->stream);
 }
 
 static struct cs_delta_part delta_part(const struct compiled *c, const struct delta_part *p)
@@ -218,7 +238,7 @@ static int run_glu(struct compiled *c, const struct plan_step *s)
 {
     buf_id copy = copy_of(c, s->outs[0]), out = s->out >= 0 ? s->out : copy;
     struct cs_glu a = { .gate = c->bufs[s->in], .ld_gate = c->ld[s->in], .up = c->bufs[s->u.glu.up] + s->u.glu.up_first,
-                        .ld_up = c->ld[s->u.glu.up], .m = rows_of(c, s->in), .width = s->u.glu.width, .kind = (int32_t)s->u.glu.kind,
+                        .ld_up = c->ld[s->u.glu.up], .m = cuda_rows_of(c, s->in), .width = s->u.glu.width, .kind = (int32_t)s->u.glu.kind,
                         .x = cuda_input_of(c, s->outs[0]) };
     if (out >= 0) {
         a.out = c->bufs[out];
@@ -227,26 +247,10 @@ static int run_glu(struct compiled *c, const struct plan_step *s)
     return c->dev->lib->glu(&c->ctx, &a, c->dev->stream);
 }
 
-/* Gate, up and their activation as one launch: nobody but the glu reads the two products, and nothing comes between. */
-static bool glu_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *glu)
-{
-    if (c->batch.lora || s->u.linear.n_parts != 2 || glu->op != STEP_GLU || glu->out >= 0 || glu->outs[0] < 0 || glu->u.glu.up_first != 0)
-        return false;
-    const struct ck_weight *w[2];
-    for (int j = 0; j < 2; j++) {
-        w[j] = &((const struct cuda_weight *)s->u.linear.part[j].w->impl)->w;
-        if (s->u.linear.part[j].scale != 0 || s->u.linear.part[j].softcap != 0 || s->u.linear.part[j].add ||
-            s->u.linear.part[j].out_offset != 0 || w[j]->n != glu->u.glu.width)
-            return false;
-    }
-    return s->u.linear.part[0].out == glu->in && s->u.linear.part[1].out == glu->u.glu.up && w[0]->format == w[1]->format &&
-           w[0]->n_scale == w[1]->n_scale && w[0]->k == w[1]->k;
-}
-
-static int run_linear_glu(struct compiled *c, const struct plan_step *s, const struct plan_step *glu)
+static int run_linear_glu(struct compiled *c, const struct plan_step *s, const struct plan_step *glu, const struct ck_x *x)
 {
     const struct cuda_weight *gate = s->u.linear.part[0].w->impl, *up = s->u.linear.part[1].w->impl;
-    return c->dev->lib->linear_glu(&c->ctx, cuda_input_of(c, s->in), rows_of(c, s->in), &gate->w, &up->w, cuda_constant(c, s, CONST_BIAS),
+    return c->dev->lib->linear_glu(&c->ctx, x, cuda_rows_of(c, s->in), &gate->w, &up->w, cuda_constant(c, s, CONST_BIAS),
                                    cuda_constant(c, s, CONST_BIAS + 1), (int)glu->u.glu.kind, cuda_input_of(c, glu->outs[0]), c->dev->stream);
 }
 
@@ -266,19 +270,43 @@ static int run_sample(struct compiled *c, const struct plan_step *s)
     return lib->copy(c->outs, c->outs_dev, (size_t)c->batch.n_draw_now * sizeof *c->outs, c->dev->stream);
 }
 
+/* A linear, with the activation behind it when that is part of the launch. *n: steps covered. */
+static int run_products(struct compiled *c, const struct plan_step *s, const struct plan_step *end, const struct ck_x *x, int32_t *n)
+{
+    *n = 1;
+    if (s + 1 == end || !cuda_glu_fuses(c, s, s + 1)) return run_linear(c, s, x);
+    *n = 2;
+    return run_linear_glu(c, s, s + 1, x);
+}
+
+/* A norm, or it and the products that take it. */
+static int run_norm_step(struct compiled *c, const struct plan_step *s, const struct plan_step *end, int32_t *n)
+{
+    if (s + 1 == end || !cuda_norm_fuses(c, s, s + 1)) return run_norm(c, s);
+    struct ck_x x = *cuda_input_of(c, s->outs[0]);
+    x.norm_in = c->bufs[s->in];
+    x.ld_norm = c->ld[s->in];
+    x.norm_weight = cuda_constant(c, s, CONST_NORM);
+    x.norm_eps = s->u.norm.eps;
+    x.norm_identity = s->u.norm.identity;
+    int code = run_products(c, s + 1, end, &x, n);
+    ++*n;
+    return code;
+}
+
 /* The step at s; *n: how many it covers. */
 static int run_step(struct compiled *c, const struct plan_step *s, const struct plan_step *end, int32_t *n)
 {
     *n = 1;
     switch (s->op) {
     case STEP_EMBED: return run_embed(c, s);
-    case STEP_NORM: return run_norm(c, s);
-    case STEP_LINEAR:
-        if (s + 1 == end || !glu_fuses(c, s, s + 1)) return run_linear(c, s);
+    case STEP_NORM: return run_norm_step(c, s, end, n);
+    case STEP_LINEAR: return run_products(c, s, end, cuda_input_of(c, s->in), n);
+    case STEP_ROPE_KV:
+        if (s + 1 == end || !cuda_rope_fuses(c, s, s + 1)) return run_rope(c, s);
         *n = 2;
-        return run_linear_glu(c, s, s + 1);
-    case STEP_ROPE_KV: return run_rope(c, s);
-    case STEP_ATTEND: return run_attend(c, s);
+        return run_attend(c, s + 1, s);
+    case STEP_ATTEND: return run_attend(c, s, NULL);
     case STEP_GLU: return run_glu(c, s);
     case STEP_DRAWS: return run_draws(c, s);
     case STEP_SAMPLE: return run_sample(c, s);

@@ -28,25 +28,32 @@ static ck_x x_or_none(const struct ck_x *x)
     return x ? *x : none;
 }
 
+#define KEEP 8 /* values of a thread that stay in registers */
+
 static __global__ void norm_kernel(struct cs_norm a, ck_x x)
 {
-    ck_pdl_launch();
-    ck_pdl_wait();
     __shared__ float warps[32];
-    int row = (int)blockIdx.x, n = a.width / a.n_pieces, first = (int)blockIdx.y * n;
+    const int row = (int)blockIdx.x, n = a.width / a.n_pieces, first = (int)blockIdx.y * n, tid = (int)threadIdx.x, by = (int)blockDim.x;
     const float *in = a.in + (int64_t)row * a.ld_in + first;
-    float r = 1.0f, inv_mul = x.v ? 1.0f / x.mul : 1.0f;
+    float r = 1.0f, inv_mul = x.v ? 1.0f / x.mul : 1.0f, v[KEEP], weight[KEEP];
+    ck_pdl_launch();
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) weight[j] = a.weight && tid + j * by < n ? a.weight[tid + j * by] : 1.0f;
+    ck_pdl_wait();
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) v[j] = tid + j * by < n ? in[tid + j * by] : 0.0f;
     if (!a.identity) {
         float ss = 0.0f;
-        for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) ss = __fmaf_rn(in[i], in[i], ss);
+#pragma unroll
+        for (int j = 0; j < KEEP; j++) ss = __fmaf_rn(v[j], v[j], ss);
+        for (int i = tid + KEEP * by; i < n; i += by) ss = __fmaf_rn(in[i], in[i], ss);
         ss = block_sum(ss, warps);
         r = 1.0f / sqrtf(ss * (1.0f / (float)n) + a.eps);
     }
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) {
-        float y = in[i];
+    auto put = [&](int i, float y, float g) {
         if (!a.identity) {
             y = y * r;
-            if (a.weight) y = y * a.weight[i];
+            if (a.weight) y = y * g;
         }
         if (a.add_to) {
             float *to = a.add_to + (int64_t)row * a.ld_add + first + i;
@@ -56,9 +63,13 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
         if (a.out) a.out[(int64_t)row * a.ld_out + first + i] = y;
         if (a.copy) a.copy[(int64_t)row * a.ld_copy + first + i] = y;
         if (x.v) x_put(x, inv_mul, row, first + i, y);
-    }
+    };
+#pragma unroll
+    for (int j = 0; j < KEEP; j++)
+        if (tid + j * by < n) put(tid + j * by, v[j], weight[j]);
+    for (int i = tid + KEEP * by; i < n; i += by) put(i, in[i], a.weight ? a.weight[i] : 1.0f);
     if (x.v && blockIdx.y == gridDim.y - 1)
-        for (int64_t k = a.width + (int)threadIdx.x; k < x.k_pad; k += blockDim.x) x_put(x, inv_mul, row, k, 0.0f);
+        for (int64_t k = a.width + tid; k < x.k_pad; k += by) x_put(x, inv_mul, row, k, 0.0f);
 }
 
 extern "C" int cs_norm(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st)
