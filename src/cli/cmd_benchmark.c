@@ -24,7 +24,8 @@ struct cell {
     const char *recipe; /* its name, NULL: none */
 };
 struct figures {
-    double first_s, prefill_tok_s, decode_tok_s; /* first_s: until all requests have their first token */
+    double first_s, prefill_tok_s; /* first_s: until all requests have their first token */
+    double decode_tok_s;           /* of all together, from then on until the first of them ends */
 };
 struct bench {
     const struct flags *f;
@@ -39,8 +40,8 @@ struct bench {
 /* One running request. */
 struct lane {
     struct gen_stream *stream;
-    int64_t t_first_ns, t_end_ns;
-    int32_t n_drawn;
+    int64_t *t_ns;      /* [n_cap] when each token came */
+    int32_t n_drawn, n_cap;
     bool done;
 };
 
@@ -50,10 +51,7 @@ static mb_status lane_event(struct lane *l, const struct gen_event *ev, mb_error
 {
     if (ev->type == GEN_EV_ERROR)
         return mb_fail_at(err, ev->u.error.status, ev->u.error.at, "%s", ev->u.error.text ? ev->u.error.text : "failed");
-    if (ev->type == GEN_EV_TOKEN) {
-        l->t_end_ns = clock_now_ns();
-        if (l->n_drawn++ == 0) l->t_first_ns = l->t_end_ns;
-    }
+    if (ev->type == GEN_EV_TOKEN && l->n_drawn < l->n_cap) l->t_ns[l->n_drawn++] = clock_now_ns();
     if (ev->type == GEN_EV_DONE) l->done = true;
     return MB_OK;
 }
@@ -100,35 +98,50 @@ static mb_status start_lane(struct bench *b, mb_engine *e, struct lane *l, mb_er
     return st;
 }
 
+/* Tokens that came after `from`, up to `to`. */
+static int64_t tokens_within(const struct lane *lanes, int32_t n, int64_t from, int64_t to)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t j = 0; j < lanes[i].n_drawn; j++) sum += lanes[i].t_ns[j] > from && lanes[i].t_ns[j] <= to;
+    return sum;
+}
+
+/* Generation is counted while all requests generate: before, prompts are read beside it; behind, the batch is smaller. Where there
+ * is no such time, from the last one's first token to the end. */
 static void round_figures(const struct bench *b, const struct lane *lanes, int32_t n, int64_t t0, struct figures *out)
 {
-    int64_t first = 0, end = 0;
+    int64_t first = t0, end = INT64_MAX, last = t0;
     for (int32_t i = 0; i < n; i++) {
-        if (lanes[i].t_first_ns > first) first = lanes[i].t_first_ns;
-        if (lanes[i].t_end_ns > end) end = lanes[i].t_end_ns;
+        if (lanes[i].n_drawn == 0) continue;
+        int64_t lane_end = lanes[i].t_ns[lanes[i].n_drawn - 1];
+        if (lanes[i].t_ns[0] > first) first = lanes[i].t_ns[0];
+        if (lane_end < end) end = lane_end;
+        if (lane_end > last) last = lane_end;
     }
-    int64_t n_late = 0; /* tokens drawn while all were generating: a lane that began earlier has a head start */
-    for (int32_t i = 0; i < n; i++) {
-        double share = lanes[i].t_end_ns > lanes[i].t_first_ns
-                           ? (double)(lanes[i].t_end_ns - first) / (double)(lanes[i].t_end_ns - lanes[i].t_first_ns) : 0;
-        n_late += (int64_t)((lanes[i].n_drawn - 1) * (share < 0 ? 0 : share > 1 ? 1 : share) + 0.5);
-    }
+    if (end <= first || end == INT64_MAX) end = last;
     out->first_s = (double)(first - t0) * 1e-9;
-    out->prefill_tok_s = (double)n * b->n_prompt / out->first_s;
-    out->decode_tok_s = end > first ? (double)n_late / ((double)(end - first) * 1e-9) : 0;
+    out->prefill_tok_s = first > t0 ? (double)n * b->n_prompt / out->first_s : 0;
+    out->decode_tok_s = end > first ? (double)tokens_within(lanes, n, first, end) / ((double)(end - first) * 1e-9) : 0;
 }
 
 static mb_status run_round(struct bench *b, mb_engine *e, int32_t n, struct figures *out, mb_error *err)
 {
     struct lane *lanes = mb_calloc((size_t)n, sizeof *lanes);
-    mb_status st = lanes ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
+    int64_t *times = mb_calloc((size_t)n * (size_t)b->n_tokens, sizeof *times);
+    mb_status st = lanes && times ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
     int64_t t0 = clock_now_ns();
-    for (int32_t i = 0; i < n && st == MB_OK; i++) st = start_lane(b, e, &lanes[i], err);
+    for (int32_t i = 0; i < n && st == MB_OK; i++) {
+        lanes[i].t_ns = times + (size_t)i * (size_t)b->n_tokens;
+        lanes[i].n_cap = b->n_tokens;
+        st = start_lane(b, e, &lanes[i], err);
+    }
     if (st == MB_OK) st = drain(lanes, n, err);
     if (st == MB_OK) round_figures(b, lanes, n, t0, out);
     for (int32_t i = 0; lanes && i < n; i++)
         if (lanes[i].stream) gen_close(lanes[i].stream);
     mb_free(lanes);
+    mb_free(times);
     return st;
 }
 
