@@ -5,7 +5,7 @@
  *                                                none: all. Exit 1 when a check fails, 2 on a CUDA error.
  *   few: only the forms that a build of the kernels with -DCK_FEW has.
  * Build: nvcc -std=c++17 -O3 --fmad=false -Isrc -gencode=arch=compute_90a,code=sm_90a -o build/cuda_kernels
- *        bench/cuda_kernels.cu src/ops/cuda/kernels_*.cu
+ *        bench/cuda_kernels.cu src/ops/cuda/kernels_*.cu src/ops/cuda/steps_ro*.cu
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/cuda/kernels_dev.cuh"
+#include "ops/cuda/steps.h"
 
 #define CU(call)                                                                                        \
     do {                                                                                                \
@@ -183,7 +184,11 @@ static __global__ void reference(struct weight_set s, const float *x, int64_t ld
 
 static struct ck_x x_make(int m, int64_t k)
 {
-    struct ck_x x = { dev<uint8_t>(ck_x_bytes(m, k)), 0, k, (k + 63) / 64 * 64, 1.0f };
+    struct ck_x x = {};
+    x.v = dev<uint8_t>(ck_x_bytes(m, k));
+    x.k = k;
+    x.k_pad = (k + 63) / 64 * 64;
+    x.mul = 1.0f;
     CU(cudaMemsetAsync(x.v, 0xff, ck_x_bytes(m, k), st)); /* NaN: padding that is read shows */
     return x;
 }
@@ -323,6 +328,39 @@ static void check_glu(int bits, int kind, int64_t n, int64_t k)
     verdict(ok, what);
     cudaFree(x); cudaFree(yg); cudaFree(yu); cudaFree(bias);
     drop(&a); drop(&b);
+}
+
+/* Norms that products take themselves against a norm of its own. */
+static void check_norm(int64_t k, int identity)
+{
+    struct weight_set s = make_weight(4, 64, CK_DT_BF16, 80, k, 6);
+    int most = ck_norm_tokens(&ctx, k);
+    float *rows = floats((size_t)(8 * k), 13, 2.0f, 0.1f, 1), *weight = floats((size_t)k, 14, 0.3f, 1.0f), *y = dev<float>(8 * 80);
+    bool ok = true;
+    char what[100];
+    for (int m = 1; m <= most; m++) {
+        std::vector<float> got[2];
+        for (int fused = 0; fused < 2; fused++) {
+            struct ck_x x = x_make(m, k);
+            x.layout = ck_x_layout_for(&ctx, m);
+            struct cs_norm a = {};
+            a.in = rows; a.ld_in = k; a.m = m; a.width = (int)k; a.n_pieces = 1; a.weight = weight; a.eps = 1e-5f; a.identity = identity; a.x = &x;
+            if (!fused) CU(cs_norm(&ctx, &a, st));
+            struct ck_x in = x;
+            if (fused) { in.norm_in = rows; in.ld_norm = k; in.norm_weight = weight; in.norm_eps = 1e-5f; in.norm_identity = identity; }
+            struct ck_part p = { &s.w, y, 80, NULL, 0, 0, 0 };
+            CU(cudaMemsetAsync(y, 0xff, 8 * 80 * 4, st));
+            CU(ck_linear(&ctx, &in, m, &p, 1, st));
+            got[fused] = host(y, (size_t)(m * 80));
+            cudaFree(x.v);
+        }
+        snprintf(what, sizeof what, "%d tokens", m);
+        ok &= same_bits(got[0], got[1], what);
+    }
+    snprintf(what, sizeof what, "norm of %lld%s inside the products: same bits, 1 to %d tokens", (long long)k, identity ? " (identity)" : "", most);
+    verdict(ok, what);
+    cudaFree(rows); cudaFree(weight); cudaFree(y);
+    drop(&s);
 }
 
 /* --- attention --- */
@@ -760,6 +798,11 @@ int main(int argc, char **argv)
         check_linear(0, 0, CK_DT_BF16, 264, 1120);
         check_linear(0, 0, CK_DT_F32, 136, 14336);
         check_linear(4, 64, CK_DT_BF16, 48, 64);
+        check_linear(4, 64, CK_DT_BF16, 4264, 576); /* several row tiles a unit */
+        check_linear(4, 64, CK_DT_BF16, 12288, 128);
+        check_linear(0, 0, CK_DT_BF16, 8536, 192);
+        for (int k : { 64, 576, 960, 1024, 2048, 4096, 5120 }) check_norm(k, 0);
+        check_norm(576, 1);
         if (!few) {
             check_linear(4, 32, CK_DT_F16, 264, 96);
             check_linear(4, 32, CK_DT_F32, 264, 2048);
@@ -776,6 +819,7 @@ int main(int argc, char **argv)
     if (want("check") || want("check-glu")) {
         for (int kind = 0; kind < 3; kind++) check_glu(4, kind, kind == 1 ? 208 : 1024, 1024);
         check_glu(0, 0, 328, 576);
+        check_glu(4, 0, 6144, 256);
     }
     if (want("check") || want("check-attend")) {
         static const struct attn_case cases[] = {

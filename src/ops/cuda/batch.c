@@ -38,7 +38,6 @@ size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_ba
     o->small = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     o->large = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     for (int i = 0; i < c->n_ropes; i++) o->rope[i] = take(&off, (size_t)m_cap * (size_t)c->ropes[i].n_rot * sizeof(float));
-    o->end = off;
     o->pages = take(&off, (size_t)c->plan->n_kinds * c->n_pages_max * sizeof(int32_t));
     return off;
 }
@@ -145,13 +144,14 @@ static void add_draws(struct compiled *c, int32_t i_row, const struct row *r, st
     }
 }
 
-/* The block and the used part of every kind's tables. */
+/* The block with the used part of the first kind's tables, which lie behind it, then that of the others'. */
 static mb_status send(struct compiled *c, mb_error *err)
 {
     const struct cuda_batch *b = &c->batch;
     const struct cuda_library *lib = c->dev->lib;
-    MB_TRY(cuda_check(c->dev, lib->copy(c->batch_dev, c->batch_host, b->at.end, c->dev->stream), "the batch", err));
-    for (int k = 0; k < c->plan->n_kinds; k++) {
+    size_t first = b->at.pages + (size_t)b->n_pages * sizeof(int32_t);
+    MB_TRY(cuda_check(c->dev, lib->copy(c->batch_dev, c->batch_host, first, c->dev->stream), "the batch", err));
+    for (int k = 1; k < c->plan->n_kinds; k++) {
         size_t off = b->at.pages + (size_t)k * c->n_pages_max * sizeof(int32_t);
         MB_TRY(cuda_check(c->dev, lib->copy(c->batch_dev + off, c->batch_host + off, (size_t)b->n_pages * sizeof(int32_t), c->dev->stream),
                           "page tables", err));

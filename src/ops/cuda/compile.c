@@ -204,7 +204,6 @@ static size_t lay_out(struct compiled *c, uint8_t *base)
     c->ctx.work = take(base, &off, c->ctx.work_bytes);
     c->sample_scratch = take(base, &off, c->dev->lib->sample_scratch_bytes(p->n_vocab, p->n_draw_max));
     c->jobs_dev = (struct cuda_draw_job *)(void *)take(base, &off, (size_t)p->n_draw_max * sizeof *c->jobs_dev);
-    c->outs_dev = (struct cuda_draw_out *)(void *)take(base, &off, (size_t)p->n_draw_max * sizeof *c->outs_dev);
     c->hidden = (float *)(void *)take(base, &off, (size_t)p->d_model * sizeof(float));
     c->lora_u = (float *)(void *)take(base, &off, rows * PLAN_MAX_STACK * (size_t)p->max_lora_rank * sizeof(float));
     c->linear_tmp = (float *)(void *)take(base, &off, linear_tmp_floats(p) * sizeof(float));

@@ -66,8 +66,7 @@ struct cuda_draw_pos {
 /* A place in the block that travels to the device: the same offset on both sides. */
 struct cuda_batch_offsets {
     size_t id, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, rows, small, large, rope[CUDA_ROPES];
-    size_t end;                 /* of all these */
-    size_t pages;               /* [n_kinds][n_pages_max] */
+    size_t pages;               /* behind all these: [n_kinds][n_pages_max] */
 };
 
 struct cuda_batch {
@@ -130,11 +129,10 @@ struct compiled {
     float *lora_u;
     void *sample_scratch;
     struct cuda_draw_job *jobs_dev;
-    struct cuda_draw_out *outs_dev;
     float *hidden;               /* [d_model] */
     uint8_t *batch_host, *batch_dev; /* the block of batch.c: pinned, and its copy */
     struct cuda_draw_job *jobs;  /* pinned [n_draw_max] */
-    struct cuda_draw_out *outs;  /* pinned [n_draw_max] */
+    struct cuda_draw_out *outs;  /* pinned [n_draw_max], written by the device */
     float *host_logits;          /* pinned [CUDA_HOST_DRAWS][n_vocab] */
     uint8_t *host_scratch;       /* [host threads] */
     size_t host_scratch_bytes;

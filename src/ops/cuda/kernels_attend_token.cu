@@ -13,6 +13,7 @@
 struct token_args {
     struct attend_args g;
     struct cs_rope r;
+    int tok0;
     int n_slot; /* tiles in shared memory: 8, or 6, and the last two halves of values follow where keys were */
 };
 
@@ -104,8 +105,9 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(THREADS) tok
     float *rows = (float *)(void *)area.p;
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, split = (int)blockIdx.x;
     const int kvh = (int)blockIdx.y / g.row_tiles, row0 = (int)blockIdx.y % g.row_tiles * 16, n_rows = g.group;
-    const struct ck_attn_unit u = g.units[blockIdx.z]; /* the batch's numbers came before the step: no need to wait */
-    const int tok = u.tok0, lo_min = g.a.lo[tok], hi_max = g.a.hi[tok], index = t.r.index[tok];
+    /* The batch's numbers came before the step: no need to wait. */
+    const int tok = t.tok0 + (int)blockIdx.z, lo_min = g.a.lo[tok], hi_max = g.a.hi[tok], index = t.r.index[tok], table0 = t.r.table_of[tok];
+    const struct ck_attn_unit u = { tok, 1, table0, 0 };
     const int split0 = lo_min / CK_ATTN_SPLIT, split1 = (hi_max + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT, key0 = split * CK_ATTN_SPLIT;
     if (split < split0 || split >= split1) return;
     const int64_t head = g.a.head_off + (int64_t)kvh * 2 * R::tile;
@@ -244,7 +246,7 @@ template <int DP, bool BF> static int token_launch(const struct ck_ctx *c, struc
     int64_t blocks = (int64_t)n * g->a.n_head_kv * g->row_tiles * g->n_split;
     t.n_slot = DP <= 64 || blocks <= c->n_sm ? 8 : 6;
     for (int i = 0; i < n && e == 0; i += room) {
-        g->units = g->a.small_units + i;
+        t.tok0 = i;
         int now = n - i < room ? n - i : room;
         e = ck_launch_cluster(c, token_kernel<DP, BF>, dim3((unsigned)g->n_split, (unsigned)(g->a.n_head_kv * g->row_tiles), (unsigned)now), cluster, THREADS,
                               token_room<DP, BF>::bytes(t.n_slot), st, t);
@@ -252,11 +254,12 @@ template <int DP, bool BF> static int token_launch(const struct ck_ctx *c, struc
     return e;
 }
 
-/* Is there a form for this? */
+/* Is there a form for this, and room for all blocks at once? Of more, the small form's little blocks hide each other's waits better. */
 static bool fits(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a)
 {
-    int d_pad = (a->head_dim + 63) / 64 * 64;
-    return c->major >= 9 && ck_attend_on_tensor_cores(a->kv_format, d_pad) && d_pad <= 128 && r->k && a->n_large == 0 && a->n_small == r->m &&
+    int d_pad = (a->head_dim + 63) / 64 * 64, group = a->n_head / a->n_head_kv;
+    int64_t blocks = (int64_t)a->n_small * a->n_head_kv * ((group + 15) / 16) * a->n_split;
+    return c->major >= 9 && blocks <= (int64_t)c->n_sm * (d_pad <= 64 ? 3 : 2) && ck_attend_on_tensor_cores(a->kv_format, d_pad) && d_pad <= 128 && r->k && a->n_large == 0 && a->n_small == r->m &&
            a->ld_pages == 1 && a->n_head % a->n_head_kv == 0 && r->n_head == a->n_head && r->n_head_kv == a->n_head_kv && r->head_dim == a->head_dim &&
            r->head_off == a->head_off && r->kv_format == a->kv_format && r->n_rot <= r->head_dim && r->pool == a->pool && r->pages == a->pages &&
            (!a->x || a->x->k == (int64_t)a->n_head * a->head_dim);
@@ -268,7 +271,7 @@ extern "C" int cs_rope_attend(const struct ck_ctx *c, const struct cs_rope *r, c
         int e = cs_rope(c, r, st);
         return e != 0 ? e : ck_attend(c, a, st);
     }
-    struct token_args t = { ck_attend_args(a), *r, 8 };
+    struct token_args t = { ck_attend_args(a), *r, 0, 8 };
     if (a->kv_format == CK_KV_BF16) return a->head_dim <= 64 ? token_launch<64, true>(c, t, st) : token_launch<128, true>(c, t, st);
     return a->head_dim <= 64 ? token_launch<64, false>(c, t, st) : token_launch<128, false>(c, t, st);
 }

@@ -7,9 +7,10 @@
 #include "ops/cuda/kernels_int.h"
 
 #define WARPS CK_LEAVES
-/* Halves of a row that was normed here: rows of 8 tokens lie in different banks. As much of them as leaves room for two blocks. */
+/* Halves of a row that was normed here: rows lie in different banks. As much of them as leaves room for two blocks. */
 #define CK_NORM_LD(k_pad) ((k_pad) + 32)
 #define NORM_BYTES (12 * 1024)
+#define NORM_TOKENS 2 /* one after the other: of more, a launch of its own is sooner done */
 
 struct linear_args {
     struct ck_out part[CK_MAX_PARTS];
@@ -64,7 +65,8 @@ template <int NT, int RT, bool GLU> struct unit_rows {
     enum { OUT = GLU ? RT / 2 : RT };
     struct ck_row rows[OUT][2], ups[OUT][2];
     float old[OUT][NT][4];
-    __device__ __forceinline__ void load(const struct linear_args &a, int p, int unit, int token0, int l)
+    /* every, part: tokens' eighths q with q % every == part. */
+    __device__ __forceinline__ void load(const struct linear_args &a, int p, int unit, int token0, int every, int part, int l)
     {
         const struct ck_out &o = a.part[p];
 #pragma unroll
@@ -80,7 +82,7 @@ template <int NT, int RT, bool GLU> struct unit_rows {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     int rr = row + (e >> 1) * 8, tk = token0 + q * 8 + (l & 3) * 2 + (e & 1);
-                    old[r][q][e] = !GLU && o.add && tk < a.m && rr < o.n ? o.y[(int64_t)tk * o.ld_y + rr] : 0.0f;
+                    old[r][q][e] = !GLU && o.add && q % every == part && tk < a.m && rr < o.n ? o.y[(int64_t)tk * o.ld_y + rr] : 0.0f;
                 }
         }
     }
@@ -162,7 +164,7 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
             for (int q = 0; q < NT; q++) red[warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
         __syncthreads();
         struct unit_rows<NT, RT, GLU> rows;
-        rows.load(a, p, u, token0, lane);
+        rows.load(a, p, u, token0, 1, 0, lane);
         if (warp < NT) sum_leaves<NT, RT, GLU>(a, rows, red, p, u, token0, warp, lane);
         __syncthreads();
     }
@@ -170,12 +172,14 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
 }
 
 /* sm_90: eight warps multiply, one leaf each; a ninth brings weights by bulk copies into a ring of stages (some tiles of every leaf), far
- * ahead, over units and before the kernel waits for the one before it; a tenth adds the leaf sums. So the warps that multiply do nothing
+ * ahead, over units and before the kernel waits for the one before it; a tenth (of many tokens,
+ * four) adds the leaf sums. So the warps that multiply do nothing
  * else, and neither the summing nor what it reads from memory is waited for. Up to 16 tokens two blocks share a multiprocessor. */
-#define RING_THREADS ((WARPS + 2) * 32)
 template <int FMT, int NS, int NT, int RT> struct ring {
     enum {
         blocks = NT <= 2 ? 2 : 1,
+        n_sum = NT == 4 ? 4 : 1,      /* warps that add leaf sums */
+        threads = (WARPS + 1 + n_sum) * 32,
         tile = ck_tile_size<FMT, NS>(),
         most = NT == 4 ? 1152 : 2304, /* bytes; of many tokens a tile takes long, and their values need the registers */
         stage = most / (RT * tile) > 0 ? most / (RT * tile) : 1, /* tiles of a leaf in a stage */
@@ -195,7 +199,7 @@ template <int FMT, int NS, int NT, int RT> struct ring {
  * multiply. The same operations as norm_kernel's (steps_rows.cu), whose 512 or 128 threads are played by 256. */
 #define NORM_KEEP 16
 static __device__ __forceinline__ void norm_meet(void) { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-static __device__ void norm_rows(const struct ck_x &x, int m, __half *to, int ld, float *warps)
+static __device__ __forceinline__ void norm_rows(const struct ck_x &x, int m, __half *to, int ld, float *warps)
 {
     const int tid = (int)threadIdx.x, n = (int)x.k, wide = n >= 1024, step = wide ? 256 : 128, n_warp = wide ? 16 : 4;
     const bool mine = wide || tid < 128;
@@ -280,10 +284,10 @@ static __device__ __forceinline__ void ring_bring(const struct linear_args &a, u
 #endif
 }
 
-/* Adds the leaf sums of every unit. */
+/* Adds the leaf sums of every unit; of the warps that do, number `part`. */
 template <int FMT, int NS, int NT, int RT, bool GLU>
 static __device__ __forceinline__ void ring_sum(const struct linear_args &a, const float4 (*red)[WARPS][RT][NT][32], uint32_t red_full, uint32_t red_empty,
-                                                int token0, int lane)
+                                                int token0, int part, int lane)
 {
 #if __CUDA_ARCH__ >= 900
     using R = ring<FMT, NS, NT, RT>;
@@ -293,10 +297,11 @@ static __device__ __forceinline__ void ring_sum(const struct linear_args &a, con
     for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x) {
         const int p = GLU ? 0 : part_of(a, unit), u = unit - a.part[p].unit0;
         struct unit_rows<NT, RT, GLU> rows;
-        rows.load(a, p, u, token0, lane);
+        rows.load(a, p, u, token0, R::n_sum, part, lane);
         ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
 #pragma unroll
-        for (int q = 0; q < NT; q++) sum_leaves<NT, RT, GLU>(a, rows, red[b], p, u, token0, q, lane);
+        for (int q = 0; q < NT; q++)
+            if (q % R::n_sum == part) sum_leaves<NT, RT, GLU>(a, rows, red[b], p, u, token0, q, lane);
         __syncwarp();
         if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
         if (++b == R::n_red) {
@@ -308,7 +313,7 @@ static __device__ __forceinline__ void ring_sum(const struct linear_args &a, con
 }
 
 template <int FMT, int NS, int NT, int RT, bool GLU>
-static __global__ void __launch_bounds__(RING_THREADS, ring<FMT, NS, NT, RT>::blocks) ring_kernel(const __grid_constant__ struct linear_args a)
+static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FMT, NS, NT, RT>::blocks) ring_kernel(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ >= 900
     using R = ring<FMT, NS, NT, RT>;
@@ -329,7 +334,7 @@ static __global__ void __launch_bounds__(RING_THREADS, ring<FMT, NS, NT, RT>::bl
         }
         for (int i = 0; i < R::n_red; i++) {
             ck_mbar_init(red_full + 8u * (uint32_t)i, WARPS);
-            ck_mbar_init(red_empty + 8u * (uint32_t)i, 1);
+            ck_mbar_init(red_empty + 8u * (uint32_t)i, R::n_sum);
         }
     }
     ck_mbar_init_done();
@@ -338,8 +343,8 @@ static __global__ void __launch_bounds__(RING_THREADS, ring<FMT, NS, NT, RT>::bl
         if (lane < WARPS) ring_bring<FMT, NS, NT, RT, GLU>(a, ck_smem(smem), full, empty, n_stage, lane);
         return;
     }
-    if (warp == WARPS + 1) {
-        ring_sum<FMT, NS, NT, RT, GLU>(a, red, red_full, red_empty, token0, lane);
+    if (warp > WARPS) {
+        ring_sum<FMT, NS, NT, RT, GLU>(a, red, red_full, red_empty, token0, warp - WARPS - 1, lane);
         return;
     }
 
@@ -429,32 +434,27 @@ template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const str
     dim3 grid((unsigned)(a.n_units < most ? a.n_units : most), (unsigned)tokens);
     size_t smem = R::bytes;
     if (a.x.norm_in) smem = (size_t)(R::bytes + 127) / 128 * 128 + (size_t)a.m * (size_t)CK_NORM_LD(a.x.k_pad) * sizeof(__half);
-    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, RING_THREADS, smem, st, a);
-    return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
+    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, R::threads, smem, st, a);
+    if constexpr (RT == (GLU ? 2 : 1)) return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
+    else return (int)cudaErrorInvalidValue; /* launch_nt asks for no other before sm_90 */
 }
-/* Row tiles of a unit: more of them share a load of x, fewer leave every multiprocessor its part. Bits do not depend on it. The time of a
- * round of units: bytes of weights and of x for each k. */
-static int tiles_of_unit(const struct ck_ctx *c, const struct linear_args &a, bool glu, int tokens, int most)
+/* Two row tiles share a load of x as long as every multiprocessor has some; gated units have two anyhow. Bits do not depend on it. */
+static bool wide_units(const struct ck_ctx *c, const struct linear_args &a)
 {
-    int64_t n_tile = 0, best_time = INT64_MAX;
-    int best = 1;
-    for (int p = 0; p < (glu ? 1 : a.n_parts); p++) n_tile += (a.part[p].n + 15) / 16;
-    for (int rt = 1; rt <= most; rt *= 2) {
-        int64_t rounds = ((n_tile + rt - 1) / rt + c->n_sm - 1) / c->n_sm, time = rounds * ((glu ? 18 : 9) * rt + tokens * 3 / 2);
-        if (time < best_time) {
-            best_time = time;
-            best = rt;
-        }
-    }
-    return best;
+    int64_t n_tile = 0;
+    for (int p = 0; p < a.n_parts; p++) n_tile += (a.part[p].n + 15) / 16;
+    return c->major >= 9 && n_tile > c->n_sm;
+}
+template <int FMT, int NS, int NT, bool GLU> static int launch_width(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
+{
+    if constexpr (NT == 1) return launch<FMT, NS, NT, GLU ? 2 : 1, GLU>(c, a, st);
+    else return GLU || wide_units(c, a) ? launch<FMT, NS, NT, 2, GLU>(c, a, st) : launch<FMT, NS, NT, GLU ? 2 : 1, GLU>(c, a, st);
 }
 template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c, const struct linear_args &a, cudaStream_t st)
 {
-    constexpr int G = GLU ? 2 : 1; /* gate and up */
-    if (a.m <= 8) return launch<FMT, NS, 1, G, GLU>(c, a, st);
-    int rt = c->major < 9 ? 1 : tiles_of_unit(c, a, GLU, a.m <= 16 ? 16 : 32, a.m <= 16 ? 2 / G : 4 / G);
-    if (a.m <= 16) return rt == 1 ? launch<FMT, NS, 2, G, GLU>(c, a, st) : launch<FMT, NS, 2, 2, GLU>(c, a, st);
-    return rt == 1 ? launch<FMT, NS, 4, G, GLU>(c, a, st) : rt == 2 ? launch<FMT, NS, 4, 2 * G, GLU>(c, a, st) : launch<FMT, NS, 4, 4, GLU>(c, a, st);
+    return a.m <= 8    ? launch_width<FMT, NS, 1, GLU>(c, a, st)
+           : a.m <= 16 ? launch_width<FMT, NS, 2, GLU>(c, a, st)
+                       : launch_width<FMT, NS, 4, GLU>(c, a, st);
 }
 template <bool GLU> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
 {
@@ -483,7 +483,7 @@ static int run_parts(const struct ck_ctx *c, const struct ck_x *x, int m, const 
 extern "C" int ck_norm_tokens(const struct ck_ctx *c, int64_t k)
 {
     int64_t k_pad = (k + 63) / 64 * 64, n = NORM_BYTES / (CK_NORM_LD(k_pad) * (int64_t)sizeof(__half));
-    return c->major < 9 ? 0 : (int)(n < 8 ? n : 8);
+    return c->major < 9 ? 0 : (int)(n < NORM_TOKENS ? n : NORM_TOKENS);
 }
 
 /* Is x in the layout of m tokens, or a norm that these products take? */

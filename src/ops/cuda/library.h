@@ -12,7 +12,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/steps.h"
 
-#define CUDA_LIBRARY_ABI 2 /* a change of any line here, in steps.h or kernels.h */
+#define CUDA_LIBRARY_ABI 3 /* a change of any line here, in steps.h or kernels.h */
 
 struct cuda_device_info {
     char name[64];

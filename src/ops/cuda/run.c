@@ -264,19 +264,16 @@ static int run_draws(struct compiled *c, const struct plan_step *s)
 static int run_sample(struct compiled *c, const struct plan_step *s)
 {
     const struct cuda_library *lib = c->dev->lib;
-    int code = lib->sample(&c->ctx, c->bufs[s->in], c->plan->n_vocab, c->ld[s->in], c->batch.n_draw_now, c->jobs_dev, c->outs_dev,
-                           c->sample_scratch, c->dev->stream);
-    if (code != 0) return code;
-    return lib->copy(c->outs, c->outs_dev, (size_t)c->batch.n_draw_now * sizeof *c->outs, c->dev->stream);
+    return lib->sample(&c->ctx, c->bufs[s->in], c->plan->n_vocab, c->ld[s->in], c->batch.n_draw_now, c->jobs_dev, c->outs,
+                       c->sample_scratch, c->dev->stream); /* pinned memory: the device writes it where the host reads */
 }
 
 /* A linear, with the activation behind it when that is part of the launch. *n: steps covered. */
 static int run_products(struct compiled *c, const struct plan_step *s, const struct plan_step *end, const struct ck_x *x, int32_t *n)
 {
-    *n = 1;
-    if (s + 1 == end || !cuda_glu_fuses(c, s, s + 1)) return run_linear(c, s, x);
-    *n = 2;
-    return run_linear_glu(c, s, s + 1, x);
+    bool fuses = s + 1 < end && cuda_glu_fuses(c, s, s + 1);
+    *n = fuses ? 2 : 1;
+    return fuses ? run_linear_glu(c, s, s + 1, x) : run_linear(c, s, x);
 }
 
 /* A norm, or it and the products that take it. */

@@ -80,7 +80,7 @@ struct cs_rope {
 };
 int cs_rope(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st);
 /* cs_rope, then ck_attend over the pages it wrote (a->q is r->out), for a batch whose rows are single tokens, each of a sequence of
- * its own: one launch where there is a form for it (which leaves r->out alone), two elsewhere. The same bits. */
+ * its own (unit i of a->small_units is token i): one launch where there is a form for it (which leaves r->out alone), two elsewhere. The same bits. */
 int cs_rope_attend(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st);
 
 /* out[i] = in[rows[i]] */
