@@ -96,11 +96,11 @@ static mb_status import_gguf_file(const struct flags *f, const char *file, const
 
 static json_t *result_json(const struct checkpoint_result *r, const char *out_dir)
 {
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s}", "directory", out_dir,
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s}", "directory", out_dir,
                      "model_type", r->model_type, "tensors", (json_int_t)r->n_tensors, "quantised",
                      (json_int_t)r->n_quantised, "kept", (json_int_t)r->n_kept, "requantised",
                      (json_int_t)r->n_requantised, "indivisible", (json_int_t)r->n_indivisible, "dropped",
-                     (json_int_t)r->n_dropped, "shards", (json_int_t)r->n_shards, "size_bytes",
+                     (json_int_t)r->n_dropped, "mtp", (json_int_t)r->n_mtp, "shards", (json_int_t)r->n_shards, "size_bytes",
                      (json_int_t)r->size_bytes, "parameters", (json_int_t)r->n_parameters, "bits_per_weight",
                      r->bits_per_weight, "dtype", r->dtype);
 }
@@ -116,6 +116,7 @@ static void print_result(const struct checkpoint_result *r, const char *out_dir)
         printf("  %zu of them were quantised otherwise before and lost a little more; 16-bit weights are the better source\n",
                r->n_requantised);
     if (r->n_indivisible) printf("  %zu modules stay in floats: their inputs are no multiple of the group\n", r->n_indivisible);
+    if (r->n_mtp) printf("  %zu tensors of the head for several tokens at once are kept in mtp/, which this version does not run\n", r->n_mtp);
     if (r->n_dropped) printf("  %zu tensors that the text model does not read were left out\n", r->n_dropped);
 }
 

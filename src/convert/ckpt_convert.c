@@ -25,9 +25,11 @@ static mb_status folder_fill(struct conv *c, const struct out_folder *o, const j
 {
     uint64_t text_bytes;
     MB_TRY(out_folder_copy_texts(NULL, c->src_dir, &text_bytes, err));
-    MB_TRY(out_folder_check_space(o, c->result.size_bytes + text_bytes, err));
+    MB_TRY(out_folder_check_space(o, c->result.size_bytes + c->mtp_bytes + text_bytes, err));
     MB_TRY(out_folder_copy_texts(o, c->src_dir, NULL, err));
+    if (c->n_mtp > 0) MB_TRY(out_folder_make_side(o, err));
     MB_TRY(conv_write(c, o, err));
+    if (c->n_mtp > 0) MB_TRY(conv_mtp_config(c, o, err));
     MB_TRY(out_folder_put_json(o, "model.safetensors.index.json", index, 4, err));
     if (c->opts->note_name) MB_TRY(out_folder_put_json(o, c->opts->note_name, c->opts->note, 2, err));
     return out_folder_put_json(o, "config.json", config, 4, err);

@@ -56,12 +56,23 @@ struct conv {
     size_t n_items;
     struct tensor_view *out;        /* [n_out] names, types, shapes, in the order of items */
     size_t n_out;
+    struct conv_item *mtp;          /* [n_mtp] the head for several tokens, in floats or as its codes are */
+    struct tensor_view *mtp_out;    /* [n_mtp] */
+    size_t n_mtp;
+    uint64_t mtp_bytes;
     size_t *shard_first;            /* [n_shards + 1] into out */
     size_t n_shards;
     struct checkpoint_result result;
 };
 
+/* --- ckpt_mtp.c: the head for several tokens at once, which goes into mtp/ as it is --- */
+/* One tensor of it, if it is one (*is). */
+mb_status conv_mtp_add(struct conv *c, const struct tensor_view *t, bool *is, mb_error *err);
+/* mtp/config.json: the source's. */
+mb_status conv_mtp_config(struct conv *c, const struct out_folder *o, mb_error *err);
+
 /* --- ckpt_rules.c --- */
+bool conv_is_mtp(const struct conv *c, const char *name);
 /* Name of a source tensor in the output; NULL when it is dropped (or without memory, which the arena remembers). */
 const char *conv_rename(struct conv *c, const char *name);
 /* Is this one of the tensors whose floats are never rounded? */

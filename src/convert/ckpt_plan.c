@@ -247,7 +247,9 @@ static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_erro
 {
     struct conv_expert e;
     int layer;
-    if (is_companion(c, t)) return MB_OK;
+    bool is_mtp;
+    MB_TRY(conv_mtp_add(c, t, &is_mtp, err));
+    if (is_mtp || is_companion(c, t)) return MB_OK;
     if (conv_expert_parse(c, t->name, &e)) return experts_add(c, &e, err);
     if (conv_published_parse(c, t->name, &e)) return published_add(c, &e, t, err);
     if (conv_kv_parse(c, t->name, &layer) && t->dtype != DT_U32) return kv_add(c, t, layer, err);
@@ -339,7 +341,9 @@ mb_status conv_plan(struct conv *c, mb_error *err)
     size_t n = checkpoint_n_tensors(c->ckpt);
     c->items = arena_alloc_array(&c->arena, 2 * n + 1, sizeof *c->items); /* gate and up may come as one */
     c->out = arena_alloc_array(&c->arena, 6 * n + 3, sizeof *c->out);
-    if (!c->items || !c->out) return no_memory(c, err);
+    c->mtp = arena_alloc_array(&c->arena, n + 1, sizeof *c->mtp);
+    c->mtp_out = arena_alloc_array(&c->arena, n + 1, sizeof *c->mtp_out);
+    if (!c->items || !c->out || !c->mtp || !c->mtp_out) return no_memory(c, err);
     for (size_t i = 0; i < n; i++) MB_TRY(tensor_add(c, checkpoint_at(c->ckpt, i), err));
     if (c->n_items == 0) return mb_fail(err, MB_NOT_FOUND, "%s: no tensor of a text model was found", c->src_dir);
     for (size_t i = 0; i < c->n_items; i++) MB_TRY(item_out(c, &c->items[i], err));

@@ -9,11 +9,11 @@
 
 /* --- names --- */
 
-/* Tables that every program computes itself, the towers of models that see or hear, and heads for several tokens at once: the text
- * model is converted. */
+/* Tables that every program computes itself, the towers of models that see or hear, which the text model does not
+ * read. */
 static const char *const dropped_parts[] = { "rotary_emb.inv_freq" };
 static const char *const dropped_starts[] = { "vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.",
-                                              "embed_audio.", "vision_embedder.", "visual.", "mtp." }; /* with or without "model." */
+                                              "embed_audio.", "vision_embedder.", "visual." }; /* with or without "model." */
 #define NEW_TEXT_PREFIX "model.language_model."
 
 static bool ends_with(const char *s, const char *end)
@@ -56,6 +56,16 @@ static bool is_unused_kv(const struct conv *c, const char *name)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (c->spec.layers[layer].attn == ATTN_SHARED_KV && starts_with(name, parts[i])) return true;
     return false;
+}
+
+bool conv_is_mtp(const struct conv *c, const char *name)
+{
+    static const char *const starts[] = { "", "model.", "language_model.", "model.language_model.", "language_model.model." };
+    int layer;
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++)
+        if (starts_with(name, starts[i]) && starts_with(name + strlen(starts[i]), "mtp.")) return true;
+    if (!starts_with(name, c->spec.prefix) || !starts_with(name += strlen(c->spec.prefix), "layers.")) return false;
+    return number_read(name + strlen("layers."), &layer) && layer >= c->spec.n_layer;
 }
 
 const char *conv_rename(struct conv *c, const char *name)

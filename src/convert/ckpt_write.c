@@ -76,7 +76,7 @@ static float plain_at(const struct conv_item *it, int64_t k, int64_t r, int64_t 
 {
     const struct tensor_view *t = it->src[k];
     int64_t width = t->shape[t->n_dim - 1];
-    if (it->block_scales) return fp8_value(t->data, it->block_scales[k]->data, it->block_scales[k]->dtype, r, i, width);
+    if (it->block_scales) return fp8_value(t->data + r * width, it->block_scales[k]->data, it->block_scales[k]->dtype, r, i, width);
     return dtype_float_at(t->data, t->dtype, r * width + i);
 }
 
@@ -260,24 +260,38 @@ static mb_status item_write(struct sink *s, const struct conv_item *it)
     return recast_scales(s, it, it->i_out + 2, it->biases);
 }
 
+/* One file: tensors out[0 .. n_out) of items[0 .. n_items). */
+static mb_status file_fill(struct sink *s, const char *path, const struct tensor_view *out, size_t n_out, const struct conv_item *items,
+                           size_t n_items)
+{
+    json_t *metadata = json_pack("{s:s}", "format", "mlx");
+    if (!metadata) return mb_fail(s->err, MB_NO_MEMORY, "no memory for the header of a shard");
+    mb_status st = safetensors_writer_open(&s->w, path, out, n_out, metadata, s->err);
+    json_decref(metadata);
+    if (st != MB_OK) return st;
+    for (size_t i = 0; st == MB_OK && i < n_items; i++) st = item_write(s, &items[i]);
+    if (st == MB_OK) return safetensors_writer_finish(s->w, s->err);
+    safetensors_writer_abort(s->w);
+    return st;
+}
+
 static mb_status shard_write(struct sink *s, const struct out_folder *o, size_t i_shard, size_t *i_item)
 {
     struct conv *c = s->c;
     char name[64], path[PATH_MAX];
-    json_t *metadata = json_pack("{s:s}", "format", "mlx");
-    if (!metadata) return mb_fail(s->err, MB_NO_MEMORY, "no memory for the header of a shard");
+    size_t first = *i_item, from = c->shard_first[i_shard];
+    while (*i_item < c->n_items && c->items[*i_item].i_shard == i_shard) ++*i_item;
     conv_shard_name(c, i_shard, name);
-    mb_status st = path_join(path, sizeof path, o->part, name, s->err);
-    if (st == MB_OK)
-        st = safetensors_writer_open(&s->w, path, c->out + c->shard_first[i_shard],
-                                     c->shard_first[i_shard + 1] - c->shard_first[i_shard], metadata, s->err);
-    json_decref(metadata);
-    if (st != MB_OK) return st;
-    for (; st == MB_OK && *i_item < c->n_items && c->items[*i_item].i_shard == i_shard; ++*i_item)
-        st = item_write(s, &c->items[*i_item]);
-    if (st == MB_OK) return safetensors_writer_finish(s->w, s->err);
-    safetensors_writer_abort(s->w);
-    return st;
+    MB_TRY(path_join(path, sizeof path, o->part, name, s->err));
+    return file_fill(s, path, c->out + from, c->shard_first[i_shard + 1] - from, c->items + first, *i_item - first);
+}
+
+static mb_status mtp_write(struct sink *s, const struct out_folder *o)
+{
+    char path[PATH_MAX];
+    if (s->c->n_mtp == 0) return MB_OK;
+    MB_TRY(path_join(path, sizeof path, o->part, OUT_FOLDER_MTP "/model.safetensors", s->err));
+    return file_fill(s, path, s->c->mtp_out, s->c->n_mtp, s->c->mtp, s->c->n_mtp);
 }
 
 mb_status conv_write(struct conv *c, const struct out_folder *o, mb_error *err)
@@ -289,9 +303,11 @@ mb_status conv_write(struct conv *c, const struct out_folder *o, mb_error *err)
         for (size_t k = 0; k < it->n_src; k++) s.total_bytes += it->src[k]->size_bytes;
         s.total_bytes += companion_bytes(it);
     }
+    for (size_t i = 0; i < c->n_mtp; i++) s.total_bytes += c->mtp[i].src[0]->size_bytes;
     MB_TRY(pool_open(&s.pool, c->opts->n_threads > 0 ? c->opts->n_threads : threads_default_count(), err));
     mb_status st = MB_OK;
     for (size_t i = 0; st == MB_OK && i < c->n_shards; i++) st = shard_write(&s, o, i, &i_item);
+    if (st == MB_OK) st = mtp_write(&s, o);
     pool_close(s.pool);
     return st;
 }

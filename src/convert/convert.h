@@ -55,6 +55,7 @@ struct checkpoint_result {
     size_t n_kept;                  /* of these as they were in the source, byte for byte */
     size_t n_requantised;           /* of these from a source that was quantised otherwise: rounded a second time */
     size_t n_indivisible;           /* modules left in floats: their inputs are no multiple of the group */
+    size_t n_mtp;                   /* of the source's head for several tokens at once, in OUT/mtp/ */
     size_t n_dropped;               /* tensors of the source that the model does not read */
     size_t n_shards;
     uint64_t size_bytes, n_parameters;

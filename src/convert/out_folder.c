@@ -42,11 +42,27 @@ static bool is_ours(int fd)
     return marked || empty;
 }
 
+/* The one folder inside: files alone. */
+static void side_remove(int fd)
+{
+    int side = openat(fd, OUT_FOLDER_MTP, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = side >= 0 ? fdopendir(side) : NULL;
+    if (!d) {
+        if (side >= 0) close(side);
+        return;
+    }
+    for (struct dirent *e; (e = readdir(d));)
+        if (!is_dots(e->d_name)) unlinkat(side, e->d_name, 0);
+    closedir(d);
+    unlinkat(fd, OUT_FOLDER_MTP, AT_REMOVEDIR);
+}
+
 /* Files go, the mark last: what is left at any moment is still known as ours. */
 static void folder_empty(int fd)
 {
     int copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = copy >= 0 ? fdopendir(copy) : NULL;
+    side_remove(fd);
     if (!d) {
         if (copy >= 0) close(copy);
         return;
@@ -162,6 +178,12 @@ mb_status out_folder_check_space(const struct out_folder *o, uint64_t need_bytes
     if (have >= need) return MB_OK;
     return mb_fail(err, MB_IO, "%.300s: the conversion needs %.1f MB, %.1f MB are free; nothing was written", o->target,
                    (double)need / 1e6, (double)have / 1e6);
+}
+
+mb_status out_folder_make_side(const struct out_folder *o, mb_error *err)
+{
+    if (mkdirat(o->fd, OUT_FOLDER_MTP, 0755) == 0 || errno == EEXIST) return MB_OK;
+    return mb_fail(err, MB_IO, "cannot make %.300s/%s: %s", o->part, OUT_FOLDER_MTP, strerror(errno));
 }
 
 mb_status out_folder_put_json(const struct out_folder *o, const char *name, const json_t *v, int indent, mb_error *err)

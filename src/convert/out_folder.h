@@ -24,6 +24,8 @@ mb_status out_folder_check_target(const char *target, mb_error *err);
 mb_status out_folder_open(struct out_folder *o, const char *target, mb_error *err);
 /* MB_IO with both numbers when fewer than need_bytes (and a reserve) are free. */
 mb_status out_folder_check_space(const struct out_folder *o, uint64_t need_bytes, mb_error *err);
+#define OUT_FOLDER_MTP "mtp" /* a folder inside, for a head for several tokens at once */
+mb_status out_folder_make_side(const struct out_folder *o, mb_error *err);
 /* A JSON text of the folder; indent 0: one line. */
 mb_status out_folder_put_json(const struct out_folder *o, const char *name, const json_t *v, int indent, mb_error *err);
 /* Copy the files that are no weights: tokenizer, templates, generation settings, licence. Sum of their sizes alone with

@@ -83,6 +83,9 @@ static mb_status matrix_find(struct probe *p, const char *module, struct matrix 
     if (w->dtype == DT_U32) m->spec = quant_config_get(model_spec_get(p->model)->quant, module);
     if (w->dtype == DT_U32 && (m->spec.mode != QUANT_AFFINE || !scales || !biases))
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s: only floats and affine codes are measured", w->name);
+    if (w->dtype != DT_U32 && w->dtype != DT_F32 && w->dtype != DT_F16 && w->dtype != DT_BF16)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s: only floats and affine codes are measured; convert the model with --dtype first",
+                       w->name, dtype_get(w->dtype)->name);
     m->dtype = w->dtype == DT_U32 ? scales->dtype : w->dtype;
     m->k = w->shape[w->n_dim - 1];
     if (w->dtype == DT_U32) m->k = m->k * 32 / m->spec.bits;

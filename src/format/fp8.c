@@ -16,8 +16,8 @@ mb_status fp8_scales_find(const struct checkpoint *c, const char *module, const 
                    (long long)rows, (long long)cols, w->name);
 }
 
-float fp8_value(const uint8_t *w, const void *scales, enum dtype dt, int64_t r, int64_t i, int64_t n_in)
+float fp8_value(const uint8_t *row, const void *scales, enum dtype dt, int64_t r, int64_t i, int64_t n_in)
 {
     float scale = dtype_float_at(scales, dt, r / FP8_BLOCK * fp8_blocks(n_in) + i / FP8_BLOCK);
-    return bf16_to_f32(f32_to_bf16(e4m3_to_f32(w[r * n_in + i]) * scale));
+    return bf16_to_f32(f32_to_bf16(e4m3_to_f32(row[i]) * scale));
 }

@@ -17,7 +17,7 @@ static inline int64_t fp8_blocks(int64_t n)
 /* The scales beside a float8 matrix: MB_NOT_FOUND, MB_BAD_FORMAT (names tensor, found, wanted). module: without ".weight". */
 mb_status fp8_scales_find(const struct checkpoint *c, const char *module, const struct tensor_view *w, const struct tensor_view **out,
                           mb_error *err);
-/* Element (r, i) of the whole matrix: w is its first byte, n_in its width; scales of type dt. */
-float fp8_value(const uint8_t *w, const void *scales, enum dtype dt, int64_t r, int64_t i, int64_t n_in);
+/* Element i of row r of the whole matrix, n_in wide: row is that row's first byte, scales of type dt those of the matrix. */
+float fp8_value(const uint8_t *row, const void *scales, enum dtype dt, int64_t r, int64_t i, int64_t n_in);
 
 #endif

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "format/fp8.h"
 #include "model/model_int.h"
 
 static const char *const prefixes[] = { "model.", "language_model.model.", "model.language_model.", "language_model.", "model.decoder.",
@@ -178,7 +179,7 @@ static mb_status bind_quantised_stack(const struct checkpoint *c, struct arena *
     size_t each_s = scales->size_bytes / (size_t)r->n_stack, part_s = (size_t)r->i_turn * (each_s / (size_t)r->n_turns);
     for (size_t i = 0; i < (size_t)r->n_stack; i++)
         slices[i] = (struct weight_slice){ codes + i * each_w + part_w, s + i * each_s + part_s,
-                                           b ? b + i * each_s + part_s : NULL };
+                                           b ? b + i * each_s + part_s : NULL, 0 };
     become_slices(out, r, path, slices);
     return MB_OK;
 }
@@ -221,6 +222,19 @@ void bind_expert_path(char *path, size_t cap, const char *pattern, int i)
     snprintf(path, cap, "%.*s%d%s", (int)(at - pattern), pattern, i, at + 2);
 }
 
+/* Block-scaled float8, whose scales are found by the row of the whole matrix. Rows are never gathered from the file. */
+static mb_status bind_float8(const struct checkpoint *c, const char *path, const struct tensor_view *w, const struct bind_request *r,
+                             struct weight_source *out, mb_error *err)
+{
+    const struct tensor_view *scales;
+    MB_TRY(fp8_scales_find(c, path, w, &scales, err));
+    out->scales = scales->data;
+    out->block_dt = scales->dtype;
+    out->row0 = r->n_file ? r->first : 0;
+    out->gather_only = false;
+    return MB_OK;
+}
+
 /* One tensor, or a triple of codes, scales and biases. */
 static mb_status bind_one(const struct model_spec *s, const struct checkpoint *c, struct arena *a, const struct bind_request *r,
                           struct weight_source *out, mb_error *err)
@@ -242,8 +256,9 @@ static mb_status bind_one(const struct model_spec *s, const struct checkpoint *c
     if (w->dtype == DT_U32)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds packed codes, but config.json has no quantization entry for it",
                        w->name);
-    if (w->dtype != DT_F32 && w->dtype != DT_F16 && w->dtype != DT_BF16)
-        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes F32, F16, BF16 and weights packed by MLX: "
+    if (w->dtype == DT_F8_E4M3) MB_TRY(bind_float8(c, path, w, r, out, err));
+    else if (w->dtype != DT_F32 && w->dtype != DT_F16 && w->dtype != DT_BF16)
+        return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; this version takes F32, F16, BF16, block-scaled F8_E4M3 and weights packed by MLX: "
                        "take an MLX conversion of this model", w->name, dtype_get(w->dtype)->name);
     out->dt = w->dtype;
     MB_TRY(check_matrix(w, r->n_file ? r->n_file : r->n, r->k, r->n_stack, dtype_get(w->dtype)->name, err));
@@ -263,12 +278,12 @@ static mb_status bind_listed(const struct model_spec *s, const struct checkpoint
         bind_expert_path(path, sizeof path, r->listed, i);
         struct bind_request each = { .path = path, .n = r->n / r->n_stack, .k = r->k };
         MB_TRY(bind_one(s, c, a, &each, &one, err));
-        if (i > 0 && (one.dt != out->dt || one.spec.bits != out->spec.bits || one.spec.group_size != out->spec.group_size ||
+        if (i > 0 && (one.dt != out->dt || one.block_dt != out->block_dt || one.spec.bits != out->spec.bits || one.spec.group_size != out->spec.group_size ||
                       one.spec.mode != out->spec.mode))
             return mb_fail(err, MB_UNSUPPORTED, "tensor %s.weight is stored otherwise than that of expert 0: experts of a layer "
                            "must be quantised alike", one.name);
         if (i == 0) *out = one;
-        slices[i] = (struct weight_slice){ one.w, one.scales, one.biases };
+        slices[i] = (struct weight_slice){ one.w, one.scales, one.biases, one.row0 };
     }
     out->n = r->n;
     out->w = out->scales = out->biases = NULL;
@@ -294,6 +309,7 @@ static mb_status bind_halves(const struct model_spec *s, const struct checkpoint
     for (int32_t i = 0; i < r->n_stack; i++) {
         size_t first = (size_t)i * (size_t)r->halves_rows + (size_t)r->halves_first;
         slices[i].w = (const uint8_t *)out->w + first * row;
+        slices[i].row0 = (int64_t)first;
         slices[i].scales = out->scales ? (const uint8_t *)out->scales + first * scale : NULL;
         slices[i].biases = out->biases ? (const uint8_t *)out->biases + first * scale : NULL;
     }

@@ -30,11 +30,14 @@ struct device_options {
 };
 
 /* A weight as it lies in the checkpoint; the pointers need to live only during pack. */
-struct weight_slice { const void *w, *scales, *biases; };
+struct weight_slice { const void *w, *scales, *biases; int64_t row0; };
 
 struct weight_source {
     struct quant_spec spec;  /* QUANT_NONE: plain float matrix */
-    enum dtype dt;           /* of scales and biases, or of the elements */
+    enum dtype dt;           /* of scales and biases, or of the elements: F32, F16, BF16; F8_E4M3 with block scales (format/fp8.h), which
+                                are packed as bfloat16 */
+    enum dtype block_dt;     /* F8_E4M3: of its block scales, which `scales` points to, those of the file's whole matrix */
+    int64_t row0;            /* F8_E4M3: the row of the file's matrix at which w begins; of a slice its own */
     int64_t n, k;            /* outputs, inputs */
     const void *w, *scales, *biases; /* scales, biases NULL for QUANT_NONE (biases also for mx and nv formats) */
     const struct weight_slice *slices; /* rows that do not lie together (experts stored one by one): slice i holds rows

@@ -62,12 +62,45 @@ def test_hybrid_as_published(tmp_path):
     run("convert", src, "--mlx-path", out, "-q", "--q-bits", "8", "--q-group-size", "32")
     tensors = header_of(out)
     assert not [n for n in tensors if "mtp." in n or "visual" in n]
+    heads = {n: v for n, v in source.digests(src).items() if n.startswith("mtp.")}
+    assert heads and source.digests(out / "mtp") == heads
+    assert json.loads((out / "mtp/config.json").read_text()) == json.loads((src / "config.json").read_text())
     layer = "language_model.model.layers.0."
     assert tensors[layer + "linear_attn.A_log"]["dtype"] == "F32"
     assert tensors[layer + "linear_attn.in_proj_qkv.weight"]["dtype"] == "U32"
     q = json.loads((out / "config.json").read_text())["quantization"]
     assert spec_of(q, layer + "mlp.gate") == spec_of(q, layer + "mlp.shared_expert_gate") == (8, 64)
     assert abs(nll(out, tmp_path) - nll(src, tmp_path)) < 0.05
+
+
+def test_layers_for_several_tokens(tmp_path):
+    """REG-160: layers behind the last one go into mtp/ with their bytes, float8 as bfloat16; the model itself is as without
+    them. A conversion that died with such a folder is taken over."""
+    bare = source.write("glm4_moe_lite", tmp_path / "bare")
+    h, raw, base = source.header(bare / "model.safetensors")
+    h.pop("__metadata__", None)
+    tensors = {n: (t["dtype"], t["shape"], raw[base + t["data_offsets"][0]:base + t["data_offsets"][1]]) for n, t in h.items()}
+    shutil.copytree(bare, tmp_path / "src")
+    n = json.loads((bare / "config.json").read_text())["num_hidden_layers"]
+    plain = {f"model.layers.{n}.{m}": ("BF16", s, source.pack(source.floats(m, s), "BF16"))
+             for m, s in (("eh_proj.weight", [8, 16]), ("enorm.weight", [8]), ("mlp.experts.0.up_proj.weight", [4, 8]))}
+    coded = source.float8(f"model.layers.{n}.self_attn.o_proj.weight", [130, 140])
+    source.save(tmp_path / "src/model.safetensors", {**tensors, **plain, **coded})
+    (tmp_path / "out.part/mtp").mkdir(parents=True)
+    (tmp_path / "out.part/mtp/model.safetensors").write_text("half")
+    (tmp_path / "out.part/.mlx-bun-part").write_text("")
+    report = json.loads(run("convert", tmp_path / "src", "--mlx-path", tmp_path / "out", "-q", "--q-group-size", 32, "--json").stdout)
+    run("convert", bare, "--mlx-path", tmp_path / "without", "-q", "--q-group-size", 32)
+    assert report["mtp"] == 4 and report["dropped"] == 0
+    assert source.digests(tmp_path / "out") == source.digests(tmp_path / "without")
+    assert not (tmp_path / "without/mtp").exists() and not (tmp_path / "out.part").exists()
+    got, _, _ = source.header(tmp_path / "out/mtp/model.safetensors")
+    kept = source.digests(tmp_path / "out/mtp")
+    (tmp_path / "want").mkdir()
+    source.save(tmp_path / "want/model.safetensors", plain)
+    assert {k: kept[k] for k in plain} == source.digests(tmp_path / "want")
+    assert got[f"model.layers.{n}.self_attn.o_proj.weight"]["dtype"] == "BF16" and len(kept) == 4
+    assert nll(tmp_path / "out", tmp_path) == nll(tmp_path / "without", tmp_path)
 
 
 @pytest.mark.parametrize("name", source.CASES)

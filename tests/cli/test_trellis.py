@@ -67,7 +67,7 @@ def test_same_files_on_any_number_of_threads(coded, tmp_path):
 
 
 def test_runs_with_the_same_bits_on_every_level(coded, tmp_path):
-    """REG-182 CFG-139 MOD-034: codes are expanded at load to 8-bit codes, exactly."""
+    """REG-182 CFG-139: codes are expanded at load to 8-bit codes, exactly."""
     _, out = coded
     levels = ["portable", "avx2", "avx512"]
     flags = pathlib.Path("/proc/cpuinfo").read_text()

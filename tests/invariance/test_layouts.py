@@ -1,5 +1,6 @@
 """The same checkpoint in MLX layout and in plain Hugging Face layout gives the same bits (MOD-003): experts stacked in one tensor or
 stored one by one."""
+import hashlib
 import json
 import os
 import re
@@ -241,3 +242,97 @@ def test_latents_as_published(family, tmp_path):
 ])
 def test_latent_refusals_by_name(family, change, text, tmp_path):
     assert text in refusal(rig.copy_model(tmp_path, family, config=change))
+
+
+def in_float8(tensors, keep=()):
+    """Matrices of the layers in block-scaled float8, as DeepSeek, GLM and Qwen publish them; returns nothing, makes the bfloat16 twin
+    with `twin`. Codes and scales come from the names."""
+    for name in [n for n, t in tensors.items() if n.endswith(".weight") and ".layers." in n and t[0] == "BF16" and len(t[1]) == 2
+                 and "norm" not in n and not n.endswith(("mlp.gate.weight",) + tuple(keep))]:
+        rows, cols = tensors[name][1]
+        n_r, n_c = -(-rows // 128), -(-cols // 128)
+        raw = hashlib.shake_128(name.encode()).digest(rows * cols)
+        raw = bytes(b & 0xBF if b & 127 == 127 else b for b in raw)
+        kind, size = ("BF16", 2) if "q_proj" in name else ("F32", 4)       # both are published
+        scale = [1e-4 * (1 + x / 200) for x in hashlib.shake_128(name[::-1].encode()).digest(n_r * n_c)]
+        scale = rig.bf16(scale) if size == 2 else struct.pack(f"<{len(scale)}f", *scale)
+        tensors[name] = ["F8_E4M3", [rows, cols], raw]
+        tensors[name + "_scale_inv"] = [kind, [n_r, n_c], scale]
+
+
+def e4m3(b):
+    e, m = b >> 3 & 15, b & 7
+    v = m * 2.0 ** -9 if e == 0 else (8 + m) * 2.0 ** (e - 10)
+    return -v if b & 128 else v
+
+
+def twin(tensors):
+    """What mlx-lm's loader makes of in_float8: value times scale, rounded to bfloat16."""
+    for name in [n for n, t in tensors.items() if t[0] == "F8_E4M3"]:
+        _, (rows, cols), raw = tensors[name]
+        kind, (_, n_c), scale = tensors.pop(name + "_scale_inv")
+        if kind == "BF16":
+            scale = b"".join(b"\0\0" + scale[i:i + 2] for i in range(0, len(scale), 2))
+        scale = struct.unpack(f"<{len(scale) // 4}f", scale)
+        values = [e4m3(raw[r * cols + c]) * scale[r // 128 * n_c + c // 128] for r in range(rows) for c in range(cols)]
+        bits = struct.unpack(f"<{len(values)}I", struct.pack(f"<{len(values)}f", *values))
+        tensors[name] = ["BF16", [rows, cols], struct.pack(f"<{len(bits)}H", *((u + 0x7fff + (u >> 16 & 1)) >> 16 for u in bits))]
+
+
+FLOAT8 = {"quantization": None, "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3"])
+def test_float8_blocks(family, tmp_path):
+    """MOD-003 MOD-051: a published float8 checkpoint gives the bits of the bfloat16 one that mlx-lm makes of it; experts one by one,
+    kv_b_proj cut into heads and turned, blocks cut at the edge."""
+    def published(tensors):
+        plain_any(tensors, json.loads((rig.TINY / family / "config.json").read_text())["quantization"])
+        if family == "deepseek_v3":
+            latents_as_published(tensors)
+        elif family == "qwen3_moe":
+            unstack(family)(tensors)
+        in_float8(tensors)
+
+    def both(tensors):
+        published(tensors)
+        twin(tensors)
+    got = rig.copy_model(tmp_path / "fp8", family, tensors=published, config=FLOAT8)
+    want = rig.copy_model(tmp_path / "bf16", family, tensors=both, config={"quantization": None})
+    drop = lambda v: {k: x for k, x in v.items() if k != "model"}  # noqa: E731
+    assert drop(scores(want, tmp_path)) == drop(scores(got, tmp_path))
+
+
+def plain_any(tensors, quantization):
+    """Every packed matrix as bfloat16 of about its values, whatever its bits."""
+    for module in [n[:-len(".scales")] for n in tensors if n.endswith(".scales")]:
+        (_, shape, _), _, _ = (tensors.pop(module + k) for k in (".weight", ".scales", ".biases"))
+        bits = quantization.get(module, quantization).get("bits", 4)
+        shape = [*shape[:-1], shape[-1] * 32 // bits]
+        n = 1
+        for d in shape:
+            n *= d
+        raw = hashlib.shake_128(module.encode()).digest(n)
+        tensors[module + ".weight"] = ["BF16", shape, rig.bf16((b - 127.5) / 127.5 / shape[-1] ** 0.5 * 2 for b in raw)]
+
+
+@pytest.mark.parametrize("change, text", [
+    (lambda t, n: t.pop(n + "_scale_inv"), "weight_scale_inv is missing"),
+    (lambda t, n: t.update({n + "_scale_inv": ["F32", [1], bytes(4)]}), "one for each block of 128 x 128"),
+    (lambda t, n: t.update({n + "_scale_inv": ["U8", t[n + "_scale_inv"][1], bytes(len(t[n + "_scale_inv"][2]) // 4)]}), "wanted floats"),
+])
+def test_float8_refusals_by_name(change, text, tmp_path):
+    """B-113"""
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def published(tensors):
+        plain_any(tensors, json.loads((rig.TINY / "qwen3" / "config.json").read_text())["quantization"])
+        in_float8(tensors)
+        change(tensors, name)
+    words = refusal(rig.copy_model(tmp_path, "qwen3", tensors=published, config=FLOAT8))
+    assert name.removesuffix(".weight") in words and text in words
+
+
+def test_other_float8_is_refused_by_name(tmp_path):
+    words = refusal(rig.copy_model(tmp_path, "qwen3", config={"quantization": None, "quantization_config": {"quant_method": "fp8"}}))
+    assert "blocks of 128 x 128" in words

@@ -19,7 +19,7 @@ static void rows_run(float *y, bool one_by_one)
         biases[i] = f32_to_bf16(kt_unit() * 0.1f);
     }
     for (int i = 0; i < 3 * K; i++) x[i] = kt_unit();
-    struct pack_source src = { { QUANT_AFFINE, 4, 32 }, DT_BF16, N, K, words, scales, biases, false, 0 };
+    struct pack_source src = { { QUANT_AFFINE, 4, 32 }, DT_BF16, N, K, words, scales, biases, false, 0, DT_F32, 0 };
     struct cpu_weight w;
     assert_int_equal(cpu_pack_plan(&src, &w, NULL), MB_OK);
     struct kt_buf packed = kt_alloc(N / 16 * w.block_bytes);

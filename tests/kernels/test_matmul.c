@@ -251,7 +251,7 @@ static void test_pack_fp_formats(void **state)
     cpu_fill_portable(&plain);
     for (int mode = 0; mode < 3; mode++) {
         struct pack_source s = { { mode == 0 ? QUANT_MXFP4 : mode == 1 ? QUANT_NVFP4 : QUANT_MXFP8, mode == 2 ? 8 : 4, mode == 1 ? 16 : 32 },
-                                 DT_U8, 20, 64, NULL, NULL, NULL, false, 0 };
+                                 DT_U8, 20, 64, NULL, NULL, NULL, false, 0, DT_F32, 0 };
         uint8_t codes[20 * 64], scales[20 * 4];
         for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)kt_u32();
         for (size_t i = 0; i < sizeof scales; i++) scales[i] = (uint8_t)(mode == 1 ? kt_below(127) : 100 + kt_below(50));
@@ -292,7 +292,7 @@ static void test_pack_fp_formats(void **state)
 static void test_pack_refusals(void **state)
 {
     (void)state;
-    struct pack_source s = { { QUANT_AFFINE, 4, 64 }, DT_BF16, 16, 96, "", "", "", false, 0 };
+    struct pack_source s = { { QUANT_AFFINE, 4, 64 }, DT_BF16, 16, 96, "", "", "", false, 0, DT_F32, 0 };
     struct cpu_weight w;
     mb_error err;
     assert_int_equal(cpu_pack_plan(&s, &w, &err), MB_BAD_FORMAT); /* 96 % 64 */

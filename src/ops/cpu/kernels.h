@@ -247,9 +247,11 @@ struct pack_source {
     const void *w, *scales, *biases;
     bool turned;              /* the file has [k][n], quantised along n; n is whole groups */
     int64_t row_step;         /* row o of the matrix is row o * row_step of the file; 0 = 1 */
+    enum dtype block_dt;      /* as struct weight_source has them */
+    int64_t row0;
 };
 void cpu_pack_blocks(const struct pack_source *src, int64_t blk0, int64_t blk1, uint8_t *dst);
-/* One element of a matrix in an fp format (mxfp4, mxfp8, nvfp4), exact: what the packed form yields too. */
+/* One element of a matrix in an fp format (mxfp4, mxfp8, nvfp4, block-scaled float8), exact: what the packed form yields too. */
 float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k);
 /* What src becomes: fills type, dt, g, n, k, block_bytes. MB_UNSUPPORTED names the scheme. */
 mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, mb_error *err);

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "format/fp8.h"
 #include "format/trellis.h"
 
 static bool float_dtype(enum dtype dt)
@@ -26,7 +27,8 @@ static mb_status plan_check(const struct pack_source *src, mb_error *err)
         return mb_fail(err, MB_BAD_FORMAT, "weight matrix of %lld x %lld elements; both sides must be positive",
                        (long long)src->n, (long long)src->k);
     if (q->mode == QUANT_NONE || q->mode == QUANT_AFFINE || q->mode == QUANT_TRELLIS) {
-        if (!float_dtype(src->dt))
+        bool blocks = q->mode == QUANT_NONE && src->dt == DT_F8_E4M3 && float_dtype(src->block_dt); /* of slices, each has its scales */
+        if (!float_dtype(src->dt) && !blocks)
             return mb_fail(err, MB_UNSUPPORTED, "element type number %d in a linear layer; this build takes float32, "
                            "float16 and bfloat16", (int)src->dt);
         if (q->mode == QUANT_NONE) return MB_OK;
@@ -60,7 +62,7 @@ mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, m
     out->n = src->n;
     out->k = src->k;
     switch (src->spec.mode) {
-    case QUANT_NONE: out->type = CPU_W_F; out->dt = src->dt; break;
+    case QUANT_NONE: out->type = CPU_W_F; out->dt = src->dt == DT_F8_E4M3 ? DT_BF16 : src->dt; break;
     case QUANT_MXFP8: out->type = CPU_W_F; out->dt = DT_BF16; break;
     case QUANT_AFFINE: out->dt = src->dt; out->type = affine_type(&src->spec); break;
     case QUANT_TRELLIS: out->type = CPU_W_Q8; out->dt = src->dt == DT_F16 ? DT_F32 : src->dt; break;
@@ -205,8 +207,19 @@ static void group_q8(const struct pack_source *src, int64_t row, int64_t i_group
     }
 }
 
+/* Element i of row `row` of a source in block-scaled float8, as the file has it: n_in wide. */
+static float float8_at(const struct pack_source *src, int64_t row, int64_t i, int64_t n_in)
+{
+    return fp8_value((const uint8_t *)src->w + row * n_in, src->scales, src->block_dt, src->row0 + row, i, n_in);
+}
+
 static void row_float(const struct pack_source *src, int64_t row, uint8_t *block, int r)
 {
+    for (int64_t k = 0; src->dt == DT_F8_E4M3 && k < src->k; k++) {
+        uint16_t h = bf16_exact(float8_at(src, row, k, src->k));
+        memcpy(block + 2 * (k * 16 + r), &h, 2);
+    }
+    if (src->dt == DT_F8_E4M3) return;
     if (src->spec.mode == QUANT_MXFP8) {
         const uint8_t *w = (const uint8_t *)src->w + row * src->k;
         const uint8_t *sc = (const uint8_t *)src->scales + row * (src->k / 32);
@@ -224,6 +237,7 @@ static void row_float(const struct pack_source *src, int64_t row, uint8_t *block
 float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k)
 {
     int64_t at = row * src->k + k;
+    if (src->spec.mode == QUANT_NONE) return float8_at(src, row, k, src->k);
     uint8_t sc = ((const uint8_t *)src->scales)[at / src->spec.group_size]; /* rows are whole groups */
     float scale = src->spec.mode == QUANT_NVFP4 ? e4m3_to_f32(sc) : e8m0_to_f32(sc);
     const uint8_t *w = src->w;
@@ -238,6 +252,11 @@ static void block_turned(const struct pack_source *src, int64_t first, int n_row
     const struct quant_spec *q = &src->spec;
     size_t e = elem_bytes(src->dt), words = (size_t)quant_row_words(q, src->n);
     for (int64_t k = 0; k < src->k; k++) {
+        for (int r = 0; src->dt == DT_F8_E4M3 && r < n_rows; r++) {
+            uint16_t h = bf16_exact(float8_at(src, k, first + r, src->n));
+            memcpy(block + 2 * (k * 16 + r), &h, 2);
+        }
+        if (src->dt == DT_F8_E4M3) continue;
         if (q->mode == QUANT_NONE) {
             memcpy(block + e * (size_t)(k * 16), (const uint8_t *)src->w + e * (size_t)(k * src->n + first), e * (size_t)n_rows);
             continue;

@@ -10,7 +10,8 @@
 static struct pack_source to_pack_source(const struct weight_source *s)
 {
     return (struct pack_source){ .spec = s->spec, .dt = s->dt, .n = s->n, .k = s->k, .w = s->w, .scales = s->scales,
-                                 .biases = s->biases, .turned = s->turned, .row_step = s->row_step };
+                                 .biases = s->biases, .turned = s->turned, .row_step = s->row_step, .block_dt = s->block_dt,
+                                 .row0 = s->row0 };
 }
 
 mb_status cpu_source_plan(const struct weight_source *src, struct cpu_weight *w, mb_error *err)
@@ -116,6 +117,7 @@ static void pack_slices(const struct weight_source *whole, const struct cpu_weig
         src.w = s->w;
         src.scales = s->scales;
         src.biases = s->biases;
+        src.row0 = s->row0;
         stop = (i + 1) * each < end ? (i + 1) * each : end;
         cpu_pack_blocks(&src, at - i * each, stop - i * each, dst + (size_t)(at - first) * w->block_bytes);
     }

@@ -153,7 +153,7 @@ mb_status ranks_wait(struct rank_group *g, const char *what, mb_error *err)
 
 static size_t row_bytes_of(const struct weight_source *s)
 {
-    size_t e = s->dt == DT_F32 ? 4 : 2;
+    size_t e = s->dt == DT_F32 ? 4 : s->dt == DT_F8_E4M3 ? 1 : 2;
     return s->spec.mode == QUANT_NONE ? (size_t)s->k * e : (size_t)quant_row_words(&s->spec, s->k) * 4;
 }
 
@@ -177,6 +177,7 @@ static struct weight_source source_of(const struct rank_group *g, const struct w
     size_t rows = (size_t)(first * (s->row_step > 0 ? s->row_step : 1));
     out.n = end - first;
     out.w = beyond(s->w, rows * row_bytes_of(s));
+    out.row0 += (int64_t)rows; /* block scales are those of the whole matrix */
     out.scales = beyond(s->scales, rows * scale_bytes_of(s));
     out.biases = beyond(s->biases, rows * scale_bytes_of(s));
     return out;

@@ -76,13 +76,13 @@ static uint8_t *chunk_take(struct device *d, size_t bytes, struct cuda_chunk **c
 
 static bool is_fp_format(const struct weight_source *s)
 {
-    return s->spec.mode == QUANT_MXFP4 || s->spec.mode == QUANT_MXFP8 || s->spec.mode == QUANT_NVFP4;
+    return s->spec.mode == QUANT_MXFP4 || s->spec.mode == QUANT_MXFP8 || s->spec.mode == QUANT_NVFP4 || s->dt == DT_F8_E4M3;
 }
 
 static struct pack_source to_pack_source(const struct weight_source *s)
 {
     return (struct pack_source){ .spec = s->spec, .dt = s->dt, .n = s->n, .k = s->k, .w = s->w, .scales = s->scales,
-                                 .biases = s->biases, .row_step = s->row_step };
+                                 .biases = s->biases, .row_step = s->row_step, .block_dt = s->block_dt, .row0 = s->row0 };
 }
 
 /* Fills w and *bytes. The CPU's check of shapes and schemes comes first: same texts. */
@@ -212,6 +212,7 @@ static mb_status pack_all(struct device *d, const struct weight_source *s, const
         slice.w = s->slices[i].w;
         slice.scales = s->slices[i].scales;
         slice.biases = s->slices[i].biases;
+        slice.row0 = s->slices[i].row0;
         MB_TRY(pack_rows(d, &slice, w, i * slice.n, err));
     }
     return MB_OK;
