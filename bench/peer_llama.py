@@ -4,6 +4,7 @@
         BATCH sequences decode together, each behind a prompt of other ids, so that a mixture's experts are as many as with other
         requests; FLASH 0, 1 or "best" of both (the default)
     peer_llama.py --requantise TYPE FILE.gguf OUT.gguf                  TYPE q4_0 or q4_1
+    peer_llama.py --logits FILE.gguf THREADS IDS OUT                    float32 [n][vocab] for each sequence of ids, a line of IDS each
     peer_llama.py --tokenizer FILE.gguf TEXT...                         {"mb_s": [one a text]}
 Greedy decoding without detokenising.
 """
@@ -87,6 +88,20 @@ def rates(model, threads, n_prompt, n_decode, n_seq, flash):
     return n_seq * n_prompt / (middle - begin), n_seq * n_decode / (end - middle)
 
 
+def write_logits(path, threads, ids_file, out_file):
+    model = load(path)
+    n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
+    with open(ids_file) as lines, open(out_file, "wb") as out:
+        for line in lines:
+            ids = list(map(int, line.split()))
+            ctx = context(model, int(threads), len(ids) + 8, 1, False)
+            for first in range(0, len(ids), 512):
+                part = ids[first:first + 512]
+                decode(ctx, [(t, first + i, 0, True) for i, t in enumerate(part)])
+                out.write(ctypes.string_at(lc.llama_get_logits(ctx), 4 * n_vocab * len(part)))
+            lc.llama_free(ctx)
+
+
 def tokenizer_rates(path, texts):
     vocab = lc.llama_model_get_vocab(load(path, vocab_only=True))
     out = []
@@ -105,6 +120,8 @@ def main():
     if sys.argv[1] == "--requantise":
         return requantise(*sys.argv[2:5])
     lc.llama_backend_init()
+    if sys.argv[1] == "--logits":
+        return write_logits(*sys.argv[2:6])
     if sys.argv[1] == "--tokenizer":
         return tokenizer_rates(sys.argv[2], sys.argv[3:])
     model = load(sys.argv[1])

@@ -1,4 +1,5 @@
-"""fidelity_page.py FILE: lines of "model<TAB>json of doctor --fidelity" to docs/fidelity.md on standard output."""
+"""fidelity_page.py TIERS PEERS: lines of "model<TAB>json of doctor --fidelity" and the object of bench/fidelity.py to docs/fidelity.md on
+standard output."""
 import json
 import sys
 
@@ -18,3 +19,15 @@ for line in open(sys.argv[1], encoding="utf-8"):
     for t in report["tiers"]:
         print(f"| {name} | {t['tier']} | {t['kv']} | {t['mean_kl']:.2g} | {t['bar_mean_kl']:.0e} | {t['p99_kl']:.2g} | "
               f"{t['top1_percent']:.2f} % | {'yes' if t['met'] else '**no**'} |")
+peers = json.load(open(sys.argv[2], encoding="utf-8"))
+print(f"""
+## Beside the peers
+
+The same weights and ids ({peers['model']}), error and speed of the same day ({peers['date']}, {peers['machine']}, load {peers['load']};
+medians of {peers['rounds']} alternating runs, one thread). llama.cpp runs the GGUF file whose codes the checkpoint has, in its default
+arithmetic (8-bit activations, f16 keys and values). With `MLX=1` mlx-lm on the CPU stands beside them, with as many threads as it takes.
+
+| | mean KL to float32 | p99 | top-1 | prefill 512, tokens/s | decode, tokens/s |
+|---|---|---|---|---|---|""")
+for r in peers["rows"]:
+    print(f"| {r['name']} | {r['mean_kl']:.2g} | {r['p99_kl']:.2g} | {r['top1_percent']:.2f} % | {r['prefill_tok_s']:.0f} | {r['decode_tok_s']:.0f} |")
