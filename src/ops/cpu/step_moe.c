@@ -214,9 +214,8 @@ static void round_begin(struct compiled *c, const struct plan_step *s)
         if ((moe->at[moe->n_asked] = experts_ask(x, i_group, moe->active[moe->n_asked])) < 0) break;
     int32_t left = moe->n_asked - moe->round0;
     moe->round1 = moe->n_asked == moe->n_active ? moe->n_active : moe->round0 + (left + 1) / 2;
-    for (int ready = 1; ready >= 0; ready--)
-        for (int32_t i = moe->round0; i < moe->round1; i++)
-            if (experts_is_ready(x, moe->at[i]) == (bool)ready) moe->order[n++] = i;
+    int32_t behind = moe->round1 - moe->round0; /* each is asked once: a read may end at any moment */
+    for (int32_t i = moe->round0; i < moe->round1; i++) moe->order[experts_is_ready(x, moe->at[i]) ? n++ : --behind] = i;
 }
 
 bool cpu_experts_again(struct compiled *c, const struct cpu_pass *p)
