@@ -6,7 +6,7 @@
  * Turn: sequences that were started before (forked siblings, preempted, unparked) by age, then the queue, first in
  * first out; only a job whose prefix another row is just prefilling lets later ones pass. A sequence gets a slot when
  * its whole length, with what the rows that run still have to prefill, fits the pool after dropping cached pages; when
- * nobody holds pages it always does. */
+ * nobody holds pages it always does, and when nobody runs the others give theirs up for it. */
 #include <string.h>
 
 #include "base/log.h"
@@ -133,30 +133,38 @@ static bool fits_now(const struct engine *e, const struct sequence *s)
     int64_t need[KV_MAX_KINDS] = { 0 };
     bool others = false;
     for (const struct sequence *o = e->first; o; o = o->next) {
-        if (o == s || !seq_has_pages(e, o)) continue;
+        bool active = o->phase == SEQ_ACTIVE; /* from a moment ago, perhaps: then without pages yet */
+        if (o == s || !(active || seq_has_pages(e, o))) continue;
         others = true;
-        if (o->phase == SEQ_ACTIVE) add_needed(e, o, need);
+        if (active) add_needed(e, o, need);
     }
     if (!others) return true;
     add_needed(e, s, need);
     return kv_pool_has_room(&e->kv, need, true);
 }
 
-/* Parked rows lose their pages before anybody waits for room. */
-static bool preempt_parked(struct engine *e)
+/* The youngest of those in a phase that have pages, but s, loses them; false: there is none. */
+static bool preempt_one(struct engine *e, enum seq_phase phase, const struct sequence *s)
 {
-    for (struct sequence *s = e->last; s; s = s->prev) {
-        if (s->phase != SEQ_PARKED || !seq_has_pages(e, s)) continue;
-        seq_preempt(e, s);
+    for (struct sequence *o = e->last; o; o = o->prev) {
+        if (o == s || o->phase != phase || !seq_has_pages(e, o)) continue;
+        seq_preempt(e, o);
         return true;
     }
     return false;
 }
 
+static bool runs(const struct engine *e)
+{
+    return e->n_active > 0 || e->n_embed_active > 0;
+}
+
+/* Parked rows lose their pages before anybody waits for room; those that wait for a slot themselves (unparked ones) when nobody runs
+ * who could end and make room. */
 static bool has_room(struct engine *e, struct sequence *s)
 {
     while (!fits_now(e, s))
-        if (!preempt_parked(e)) return false;
+        if (!preempt_one(e, SEQ_PARKED, s) && (runs(e) || !preempt_one(e, SEQ_READY, s))) return false;
     return true;
 }
 

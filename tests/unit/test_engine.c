@@ -552,6 +552,44 @@ static void test_parked_is_preempted_first(void **state)
     rig_close(&r);
 }
 
+/* Two that were parked come back in the same moment: the older one without pages, the younger one with too many for both, and nobody
+ * else is there to end. The younger one gives way; nobody waits for ever. */
+static void test_unparked_together(void **state)
+{
+    struct rig r;
+    struct rig_job old, young, brief;
+    rig_kinds(&r, full_kind, 1);
+    r.eo.pool_bytes = 24 * 4096;
+    r.eo.prompt_cache_bytes = 0;
+    rig_open(&r);
+    job_init(&old, &r, 800, 0, 1);
+    job_init(&young, &r, 900, 0, 2);
+    job_init(&brief, &r, 3, 0, 3);
+    old.park_every = young.park_every = 5;
+    old.job.max_tokens = young.job.max_tokens = 9;
+    brief.job.max_tokens = 1;
+    job_submit(&old);
+    job_wait_tokens(&old, 5);
+    job_submit(&young);
+    job_wait_tokens(&young, 5); /* in the pages of the old one */
+    rig_gate(&r, true);
+    job_submit(&brief);
+    rig_wait_step(&r);
+    engine_unpark(r.engine, old.id);
+    engine_unpark(r.engine, young.id);
+    rig_gate(&r, false);
+    job_wait(&old);
+    job_wait(&young);
+    job_wait(&brief);
+    assert_as_alone(&old);
+    assert_as_alone(&young);
+    assert_int_equal(rig_stats(&r).preempted, 2);
+    job_free(&old);
+    job_free(&young);
+    job_free(&brief);
+    rig_close(&r);
+}
+
 /* --- what draws are --- */
 
 /* B-028: a poisoned request ends with an error; its neighbour does not notice; nothing of it enters the cache. */
@@ -734,6 +772,7 @@ int main(void)
         cmocka_unit_test(test_park_and_unpark),
         cmocka_unit_test(test_parked_too_long_is_cancelled),
         cmocka_unit_test(test_parked_is_preempted_first),
+        cmocka_unit_test(test_unparked_together),
         cmocka_unit_test(test_b028_non_finite),
         cmocka_unit_test(test_b026_logit_bias),
         cmocka_unit_test(test_b071_masks),
