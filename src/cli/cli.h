@@ -73,9 +73,9 @@ mb_status input_prompt(const struct flags *f, struct buf *b, mb_error *err);
 mb_status model_find(const struct flags *f, const char *positional, bool required, char path[MODEL_PATH_MAX], mb_error *err);
 /* Our cache folder: --cache-dir, XDG_CACHE_HOME/mlx-bun, HOME/.cache/mlx-bun. */
 mb_status model_cache_dir(const struct flags *f, char *out, size_t cap, mb_error *err);
-/* Options that the flags say. Strings are borrowed from the flags. */
 /* --device with --tensor-parallel: "cuda:0,1". MB_INVALID: they contradict each other. */
 mb_status model_device_name(const struct flags *f, char out[64], mb_error *err);
+/* Options that the flags say. Strings are borrowed from the flags. */
 mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_extra *x, mb_error *err);
 /* model_find and open, with progress. *path may be NULL. */
 mb_status model_open_flags(const struct flags *f, const char *positional, mb_engine **out, char path[MODEL_PATH_MAX],
