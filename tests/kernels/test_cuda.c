@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "engine/direct.h"
+#include "kernels/cuda_rig.h"
 #include "ops/cpu/kernels.h"
 
 #define N_TOKENS 200
@@ -28,39 +29,6 @@ static const char *const FAMILIES[] = { "llama", "llama-bf16", "llama-fp", "qwen
                                         "gemma4-kv", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "mixtral", "qwen3_moe",
                                         "gpt_oss", "gemma4-moe", "qwen3_5", "qwen3_next", "qwen3_5_moe" };
 #define N_FAMILIES (sizeof FAMILIES / sizeof FAMILIES[0])
-
-static bool have_gpu;
-
-static const char *device_name(void)
-{
-    const char *name = getenv("MLX_BUN_TEST_DEVICE");
-    return name && strncmp(name, "cuda", 4) == 0 ? name : "cuda";
-}
-
-static mb_status open_gpu(struct device **dev, mb_error *err)
-{
-    const struct ops *ops;
-    struct device_options opt = { .n_ranks = 1 };
-    MB_TRY(ops_parse(device_name(), &ops, &opt, err));
-    return ops->device_open(dev, &opt, err);
-}
-
-static int look_for_gpu(void **state)
-{
-    struct device *dev;
-    mb_error err = { 0 };
-    (void)state;
-    have_gpu = open_gpu(&dev, &err) == MB_OK;
-    if (have_gpu) ops_cuda.device_close(dev);
-    else printf("no GPU: %s\n", err.text);
-    return 0;
-}
-
-#define NEEDS_GPU()              \
-    do {                         \
-        (void)state;             \
-        if (!have_gpu) skip();   \
-    } while (0)
 
 /* --- a model on a device --- */
 

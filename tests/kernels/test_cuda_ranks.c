@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "engine/direct.h"
+#include "kernels/cuda_rig.h"
 #include "ops/cuda/ranks_int.h"
 
 #define N_TOKENS 170
@@ -26,26 +27,6 @@ static const struct { const char *family, *word; } REFUSED[] = {
     { "qwen3_next", "delta nets" },
 };
 #define N_REFUSED (sizeof REFUSED / sizeof REFUSED[0])
-
-static bool have_gpu;
-
-static int look_for_gpu(void **state)
-{
-    struct device *dev;
-    struct device_options opt = { .n_ranks = 1 };
-    mb_error err = { 0 };
-    (void)state;
-    have_gpu = ops_cuda.device_open(&dev, &opt, &err) == MB_OK;
-    if (have_gpu) ops_cuda.device_close(dev);
-    else printf("no GPU: %s\n", err.text);
-    return 0;
-}
-
-#define NEEDS_GPU()              \
-    do {                         \
-        (void)state;             \
-        if (!have_gpu) skip();   \
-    } while (0)
 
 /* --- on every machine --- */
 

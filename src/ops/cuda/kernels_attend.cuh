@@ -387,10 +387,10 @@ static __device__ __forceinline__ void part_write(float *mine, const float (*o)[
     }
 }
 
-/* The only split: values as the merge would make them. */
-template <int DP, int NB>
-static __device__ __forceinline__ void store_single(const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows, const float (*o)[4],
-                                                    const float m[2], const float l[2], int dim0, bool tail, int lane)
+/* Rows of a warp's tile to their places: value(r, n, e) of row r, block n of 8 dims, column e, in the numbers of m and l. */
+template <int NB, class Value>
+static __device__ __forceinline__ void store_rows(const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows,
+                                                  const float m[2], const float l[2], int dim0, bool tail, int lane, Value value)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -402,12 +402,41 @@ static __device__ __forceinline__ void store_single(const struct attend_args &g,
 #pragma unroll
         for (int n = 0; n < NB; n++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float v = __fmul_rn(__fadd_rn(o[n][2 * r + e], 0.0f), ea);
-                store_out(g, tok, hd, dim0 + n * 8 + 2 * (lane & 3) + e, __fmul_rn(v, inv));
-            }
+            for (int e = 0; e < 2; e++)
+                store_out(g, tok, hd, dim0 + n * 8 + 2 * (lane & 3) + e, __fmul_rn(__fmul_rn(value(r, n, e), ea), inv));
         if (tail) store_tail(g, tok, hd, lane & 3, 4);
     }
+}
+
+/* The only split: values as the merge would make them. */
+template <int NB>
+static __device__ __forceinline__ void store_single(const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows,
+                                                    const float (*o)[4], const float m[2], const float l[2], int dim0, bool tail, int lane)
+{
+    store_rows<NB>(g, u, kvh, row0, n_rows, m, l, dim0, tail, lane, [&](int r, int n, int e) { return __fadd_rn(o[n][2 * r + e], 0.0f); });
+}
+
+/* One of several splits, through memory: the block that finishes last merges all. last: of the block, shared. */
+template <int DP, int NB>
+static __device__ __forceinline__ void merge_last(const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows, int split,
+                                                  int split0, int split1, const float (*o)[4], const float m[2], const float l[2], int warp,
+                                                  int lane, int n_threads, int *last)
+{
+    const int64_t place = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
+    float *parts = g.part + place * g.n_split * (16 * (DP + 2));
+    part_write<DP, NB>(parts + (int64_t)split * (16 * (DP + 2)), o, m, l, warp * (DP / 4), warp == 0, lane);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *last = atomicInc(g.count + place, (unsigned)(split1 - split0 - 1)) == (unsigned)(split1 - split0 - 1);
+    __syncthreads();
+    if (!*last) return;
+    __threadfence();
+    merge_splits<DP>(g, u, kvh, row0, n_rows, split0, split1, (int)threadIdx.x, n_threads, [&](int sp, int row, int dim, float &mm, float &ll, float4 &v) {
+        const float *p = parts + (int64_t)sp * (16 * (DP + 2));
+        mm = __ldcg(p + row);
+        ll = __ldcg(p + 16 + row);
+        v = __ldcg((const float4 *)(p + 32 + row * DP + dim));
+    });
 }
 
 #endif

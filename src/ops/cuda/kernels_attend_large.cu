@@ -60,20 +60,8 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(128) large_k
                 }
             first = false;
         }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int i = row0 + (lane >> 2) + 8 * r, tok, hd;
-            if (i >= n_rows) continue;
-            float ea, inv;
-            row_place(g, u, kvh, i, &tok, &hd);
-            finish(g, hd, M[r], L[r], &ea, &inv);
-#pragma unroll
-            for (int n = 0; n < NB; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++)
-                    store_out(g, tok, hd, n * 8 + 2 * (lane & 3) + e, __fmul_rn(__fmul_rn(first ? 0.0f : total[(n * 4 + 2 * r + e) * 128], ea), inv));
-            store_tail(g, tok, hd, lane & 3, 4);
-        }
+        store_rows<NB>(g, u, kvh, row0, n_rows, M, L, 0, true, lane,
+                       [&](int r, int n, int e) { return first ? 0.0f : total[(n * 4 + 2 * r + e) * 128]; });
     }
 }
 

@@ -31,24 +31,10 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(128) small_k
     float o[NB][4] = {}, m[2], l[2] = { 0, 0 };
     split_product<DP, BF>(o, m, l, area, qs, g.a.softcap, key0, lo, hi, lo_min, hi_max, page, [&](int w) { return page(w) + 64 * DP; }, [] {});
     if (split1 - split0 == 1) {
-        store_single<DP, NB>(g, u, kvh, row0, n_rows, o, m, l, warp * (DP / 4), warp == 3, lane);
+        store_single<NB>(g, u, kvh, row0, n_rows, o, m, l, warp * (DP / 4), warp == 3, lane);
         return;
     }
-    const int64_t place = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
-    float *parts = g.part + place * g.n_split * (16 * (DP + 2));
-    part_write<DP, NB>(parts + (int64_t)split * (16 * (DP + 2)), o, m, l, warp * (DP / 4), warp == 0, lane);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(g.count + place, (unsigned)(split1 - split0 - 1)) == (unsigned)(split1 - split0 - 1);
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    merge_splits<DP>(g, u, kvh, row0, n_rows, split0, split1, (int)threadIdx.x, 128, [&](int sp, int row, int dim, float &mm, float &ll, float4 &v) {
-        const float *p = parts + (int64_t)sp * (16 * (DP + 2));
-        mm = __ldcg(p + row);
-        ll = __ldcg(p + 16 + row);
-        v = __ldcg((const float4 *)(p + 32 + row * DP + dim));
-    });
+    merge_last<DP, NB>(g, u, kvh, row0, n_rows, split, split0, split1, o, m, l, warp, lane, 128, &last);
 }
 
 /* --- launch --- */

@@ -197,7 +197,7 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(THREADS) tok
         });
 
     if (split1 - split0 == 1) {
-        store_single<DP, NB>(g, u, kvh, row0, n_rows, o, m, l, warp * (DP / 4), warp == 3, lane);
+        store_single<NB>(g, u, kvh, row0, n_rows, o, m, l, warp * (DP / 4), warp == 3, lane);
         return;
     }
     if (gridDim.x <= CLUSTER_MAX) { /* the blocks of a cluster: each merges a share of the values */
@@ -214,21 +214,7 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(THREADS) tok
         ck_cluster_meet(); /* nobody leaves while others read */
         return;
     }
-    const int64_t place = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
-    float *parts = g.part + place * g.n_split * (16 * (DP + 2));
-    part_write<DP, NB>(parts + (int64_t)split * (16 * (DP + 2)), o, m, l, warp * (DP / 4), warp == 0, lane);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(g.count + place, (unsigned)(split1 - split0 - 1)) == (unsigned)(split1 - split0 - 1);
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    merge_splits<DP>(g, u, kvh, row0, n_rows, split0, split1, (int)threadIdx.x, THREADS, [&](int sp, int row, int dim, float &mm, float &ll, float4 &v) {
-        const float *p = parts + (int64_t)sp * (16 * (DP + 2));
-        mm = __ldcg(p + row);
-        ll = __ldcg(p + 16 + row);
-        v = __ldcg((const float4 *)(p + 32 + row * DP + dim));
-    });
+    merge_last<DP, NB>(g, u, kvh, row0, n_rows, split, split0, split1, o, m, l, warp, lane, THREADS, &last);
 #endif
 }
 
