@@ -133,10 +133,9 @@ static bool fits_now(const struct engine *e, const struct sequence *s)
     int64_t need[KV_MAX_KINDS] = { 0 };
     bool others = false;
     for (const struct sequence *o = e->first; o; o = o->next) {
-        bool active = o->phase == SEQ_ACTIVE; /* from a moment ago, perhaps: then without pages yet */
-        if (o == s || !(active || seq_has_pages(e, o))) continue;
+        if (o == s || !seq_has_pages(e, o)) continue;
         others = true;
-        if (active) add_needed(e, o, need);
+        if (o->phase == SEQ_ACTIVE) add_needed(e, o, need);
     }
     if (!others) return true;
     add_needed(e, s, need);

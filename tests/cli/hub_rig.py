@@ -375,6 +375,15 @@ class Store:
     def partials(self, name):
         return [p for p in (self.repo(name) / "blobs").glob("*.incomplete")] if self.repo(name).exists() else []
 
+    def has_partial(self, name, size):
+        """Is there an unfinished file of so many bytes? Others may end between the list and the look."""
+        def size_of(p):
+            try:
+                return p.stat().st_size
+            except FileNotFoundError:
+                return -1
+        return any(size_of(p) == size for p in self.partials(name))
+
 
 def check_snapshot(path, files):
     """The folder holds exactly these files, each a relative link to a blob of its hash."""

@@ -281,7 +281,7 @@ def test_b124_partial_downloads(hub, store):
         hub.fault("model-00001-of-00003.safetensors", "hold", 1000, times=1)
         p = store.start("get", NAME, "--parallel", "1")
         assert hub.held.wait(300)
-        while not any(x.stat().st_size == 1000 for x in store.partials(NAME)):
+        while not store.has_partial(NAME, 1000):
             time.sleep(0.005)
         return p
 

@@ -231,7 +231,7 @@ def interrupt(hub, store, files, sig=signal.SIGKILL):
     hub.fault("model-00002-of-00003.safetensors", "hold", 1000, times=1)
     p = store.start("get", NAME, "--parallel", "1")
     assert hub.held.wait(300)
-    wait_for(lambda: any(x.stat().st_size == 1000 for x in store.partials(NAME)))
+    wait_for(lambda: store.has_partial(NAME, 1000))
     p.send_signal(sig)
     out = p.communicate(timeout=300)
     hub.release.set()

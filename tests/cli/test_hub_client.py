@@ -162,7 +162,7 @@ def test_b125_gc_while_everything_goes_on(hub, store):
     assert any("url " in line for line in server.stdout)
     download = store.start("get", "org/coming", "--parallel", "1")
     assert hub.held.wait(300)
-    while not any(p.stat().st_size == 1000 for p in store.partials("org/coming")):
+    while not store.has_partial("org/coming", 1000):
         time.sleep(0.005)
     before = contents(store.cache)
     plan = store.json("gc", "--dry-run", "--yes")

@@ -129,7 +129,7 @@ def test_cancel_a_download(hub, store):
     with Serving(store, NAME) as http:
         http.post("/downloads", json={"repo_id": "org/new"})
         assert hub.held.wait(300)
-        wait_for(lambda: any(p.stat().st_size == 1000 for p in store.partials("org/new")))
+        wait_for(lambda: store.has_partial("org/new", 1000))
         http.post("/downloads", json={"repo_id": "org/waiting"})
         assert http.post("/downloads/cancel", json={"repo_id": "org/waiting"}).json()["state"] == "cancelled"
         assert http.post("/downloads/cancel", json={"repo_id": "org/new"}).status_code == 200

