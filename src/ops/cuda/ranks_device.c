@@ -35,7 +35,7 @@ static void describe(struct rank_group *g)
     char list[4 * OPS_RANKS_MAX + 8] = "";
     for (int r = 0; r < g->n; r++)
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%d", r ? "," : "", g->rank[r]->ordinal % 1000);
-    snprintf(g->describe, sizeof g->describe, "cuda:%.40s %.32s, %zu GB each, %d ranks (%s)", list, g->rank[0]->info.name,
+    snprintf(g->describe, sizeof g->describe, "cuda:%s %.32s, %zu GB each, %d ranks (%s)", list, g->rank[0]->info.name,
              g->rank[0]->info.total_bytes / 1000000000, g->n, g->comm.ops->name);
 }
 

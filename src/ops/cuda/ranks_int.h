@@ -49,7 +49,7 @@ struct rank_group {
     struct device *rank[OPS_RANKS_MAX]; /* loopback: all on the first one's stream */
     bool shared_card;
     struct comm comm;
-    char describe[96];
+    char describe[160];
     bool dead;                  /* a rank has failed: nothing runs any more */
     bool stuck;                 /* dead, and a card still waits: nobody touches the cards any more, they go with the process */
     bool recording;             /* a graph is being recorded: what fails now ends no rank */
