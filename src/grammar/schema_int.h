@@ -57,6 +57,7 @@ struct sctx {
     size_t next_queued;          /* memos below are compiled */
     int depth;
     bool formats_unknown;        /* schema_valid: a format decides nothing (for many readers it is an annotation) */
+    bool undecided;              /* schema_valid met a keyword that is not enforced: what it says may be otherwise */
     bool has_unevaluated;        /* then it matters which of several branches hold */
     size_t n_branches;           /* of the value being compiled */
     size_t next_member;          /* schema_valid: of an enum, likely to be asked about next */
@@ -92,8 +93,7 @@ const struct place *schema_place(const struct sctx *c, const json_t *schema); /*
 const char *schema_path(const struct sctx *c, const json_t *schema);
 /* schema_ref.c */
 const char *uri_resolve(struct build *b, const char *base, const char *ref);
-json_t *schema_resolve(struct sctx *c, json_t *from, const char *ref); /* NULL after a failure */
-json_t *schema_ref_target(struct sctx *c, json_t *schema); /* target of $ref; NULL none (or failure) */
+json_t *schema_ref_target(struct sctx *c, json_t *schema); /* target of $ref; NULL none, not enforced (or failure) */
 json_t *schema_dynamic_target(struct sctx *c, json_t *schema);
 /* schema.c */
 json_t *schema_own(struct sctx *c, json_t *made); /* takes the reference; NULL after a failure */

@@ -59,7 +59,7 @@ static const struct keyword keywords[] = {
     { { "if", "partly", "as not" }, V_SCHEMA },
     { { "then", "partly", "with if" }, V_SCHEMA },
     { { "else", "partly", "with if" }, V_SCHEMA },
-    { { "$ref", "enforced", "inside the document, also recursive; remote references are refused without a fetch" }, V_TEXT },
+    { { "$ref", "enforced", "inside the document, also recursive; remote references are never fetched" }, V_TEXT },
     { { "$defs", "enforced", "" }, V_DEFS },
     { { "definitions", "enforced", "the older name of $defs" }, V_DEFS },
     { { "$id", "enforced", "for resolving references" }, V_NAME },
@@ -313,8 +313,8 @@ static bool check_value(struct sctx *c, const struct keyword *k, json_t *v, cons
                                             "or a list of them");
     case V_ENUM: return (json_is_array(v) && json_array_size(v)) || wrong(c, path, name, "a list of at least one value");
     case V_REFUSED:
-        build_fail(c->b, MB_UNSUPPORTED, "%s: %s cannot be enforced: %s", path, name, k->doc.note);
-        return false;
+        build_unenforced(c->b, name, path, k->doc.note);
+        return c->b->status == MB_OK;
     }
     return true;
 }

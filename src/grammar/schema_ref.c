@@ -1,8 +1,8 @@
 /* schema_ref.c: where a reference leads.
  *
- * Only inside the document: a URI that no $id of it has is refused without a fetch (MB_UNSUPPORTED); a place that does
- * not exist is a mistake (MB_INVALID). A pointer may lead to a place that no keyword makes a schema; what it finds is
- * then checked as one.
+ * Only inside the document: a URI that no $id of it has is never fetched; the keyword cannot be enforced, so a strict compile
+ * refuses it and another leaves it out and says so. A place that does not exist is a mistake (MB_INVALID). A pointer may lead to
+ * a place that no keyword makes a schema; what it finds is then checked as one.
  */
 #include <string.h>
 
@@ -93,35 +93,40 @@ static json_t *follow_pointer(json_t *at, const char *pointer)
     return *pointer ? NULL : at;
 }
 
-static json_t *no_target(struct sctx *c, json_t *from)
+static json_t *no_target(struct sctx *c, json_t *from, const char *keyword)
 {
-    build_fail(c->b, MB_INVALID, "%s: $ref has no target in this schema", schema_path(c, from));
+    build_fail(c->b, MB_INVALID, "%s: %s has no target in this schema", schema_path(c, from), keyword);
     return NULL;
 }
 
-json_t *schema_resolve(struct sctx *c, json_t *from, const char *ref)
+/* What the reference would say is not known: no value is excluded by it. */
+static json_t *not_followed(struct sctx *c, const json_t *from, const char *keyword, const char *why)
+{
+    schema_unenforced(c, from, keyword, why);
+    c->undecided = true;
+    return NULL;
+}
+
+static json_t *resolve(struct sctx *c, json_t *from, const char *keyword, const char *ref)
 {
     const struct place *p = schema_place(c, from);
     const char *full = uri_resolve(c->b, p ? p->base : "", ref);
     if (!full) return NULL;
     size_t n = strcspn(full, "#");
     json_t *resource = n ? find_name(c, full, n) : c->root;
-    if (!resource) {
-        build_fail(c->b, MB_UNSUPPORTED, "%s: $ref leads out of this schema; remote schemas are not fetched: put it into $defs",
-                   schema_path(c, from));
-        return NULL;
-    }
+    if (!resource)
+        return not_followed(c, from, keyword, "it leads out of this schema; remote schemas are not fetched: put it into $defs");
     const char *fragment = full[n] ? full + n + 1 : "";
     json_t *target = resource;
     if (fragment[0] == '/') target = follow_pointer(resource, fragment);
     else if (fragment[0]) target = find_name(c, full, strlen(full));
-    if (!target || !(json_is_object(target) || json_is_boolean(target))) return no_target(c, from);
+    if (!target || !(json_is_object(target) || json_is_boolean(target))) return no_target(c, from, keyword);
     if (json_is_object(target) && !schema_place(c, target)) {
         const char *path = arena_printf(&c->b->a, "#%.300s", fragment);
         const struct place *r = schema_place(c, resource);
         int depth = c->depth;
         c->depth = 0;
-        if (!path || !schema_check(c, target, path, r ? r->base : "")) return no_target(c, from);
+        if (!path || !schema_check(c, target, path, r ? r->base : "")) return no_target(c, from, keyword);
         c->depth = depth;
     }
     return target;
@@ -130,7 +135,7 @@ json_t *schema_resolve(struct sctx *c, json_t *from, const char *ref)
 json_t *schema_ref_target(struct sctx *c, json_t *schema)
 {
     const char *ref = json_string_value(json_object_get(schema, "$ref"));
-    return ref ? schema_resolve(c, schema, ref) : NULL;
+    return ref ? resolve(c, schema, "$ref", ref) : NULL;
 }
 
 /* $dynamicRef is $ref as long as there is nothing to choose from. */
@@ -144,10 +149,6 @@ json_t *schema_dynamic_target(struct sctx *c, json_t *schema)
         const char *have = strchr(c->names[i].uri, '#');
         same += c->names[i].dynamic && have && !strcmp(have, name);
     }
-    if (same > 1) {
-        build_fail(c->b, MB_UNSUPPORTED, "%s: $dynamicRef cannot be enforced: several schemas have its $dynamicAnchor",
-                   schema_path(c, schema));
-        return NULL;
-    }
-    return schema_resolve(c, schema, ref);
+    if (same > 1) return not_followed(c, schema, "$dynamicRef", "several schemas have its $dynamicAnchor");
+    return resolve(c, schema, "$dynamicRef", ref);
 }

@@ -232,6 +232,7 @@ static size_t n_holding(struct sctx *c, json_t *list, const json_t *v, int depth
 static bool valid_in_place(struct sctx *c, json_t *s, const json_t *v, int depth)
 {
     json_t *k;
+    if (json_object_get(s, "$recursiveRef")) c->undecided = true;
     if ((k = schema_ref_target(c, s)) && !schema_valid(c, k, v, depth + 1)) return false;
     if ((k = schema_dynamic_target(c, s)) && !schema_valid(c, k, v, depth + 1)) return false;
     if ((k = json_object_get(s, "allOf")) && n_holding(c, k, v, depth) != json_array_size(k)) return false;

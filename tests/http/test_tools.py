@@ -226,6 +226,33 @@ def test_design_unenforceable(forced):
     assert "warning" not in s.post(CHAT, {**body, "response_format": fmt(SCHEMA)}).headers
 
 
+def test_b064_remote_references(forced):
+    """B-064, design.md section 6: a reference that leads out of the schema is never fetched: 400 by keyword and path under strict;
+    else the rest is enforced, Warning names keyword and path, and the prompt holds the schema. A reference to nothing: always 400."""
+    remote = {"type": "object", "properties": {"t": {"$ref": "http://127.0.0.1:1/s.json"}, "n": {"type": "integer"}},
+              "required": ["t", "n"], "additionalProperties": False}
+    missing = {**remote, "properties": {"t": {"$ref": "#/$defs/none"}, "n": {}}}
+    s = forced('{"t": [1], "n": 5}')
+    body = {"messages": HELLO, "max_tokens": 60}
+    tool = {"type": "function", "function": {"name": "f", "parameters": remote}}
+    for stream in (False, True):
+        for f in ({"response_format": fmt(remote)}, {"guided_json": remote}):
+            r = s.post(CHAT, {**body, **f, "stream": stream})
+            assert r.status_code == 400 and "#/properties/t: $ref cannot be enforced" in r.text and r.json()["error"]["param"] == list(f)[0]
+        r = s.post(CHAT, {**body, "tools": [{**tool, "function": {**tool["function"], "strict": True}}], "stream": stream})
+        assert r.status_code == 400 and "tools[0].function.parameters: #/properties/t: $ref" in r.text
+        r = s.post(CHAT, {**body, "response_format": fmt(missing, False), "stream": stream})
+        assert r.status_code == 400 and "#/properties/t: $ref has no target" in r.text
+        r = s.post(CHAT, {**body, "response_format": fmt(remote, False), "stream": stream})
+        assert r.status_code == 200 and r.headers["warning"] == '199 - "structured output not enforced: $ref at #/properties/t"', r.headers
+    r = s.ok(CHAT, {**body, "response_format": fmt(remote, False)})
+    assert json.loads(r["choices"][0]["message"]["content"]) == {"t": [1], "n": 5}
+    assert r["usage"]["prompt_tokens"] > s.ok(CHAT, body)["usage"]["prompt_tokens"] + 30
+    r = s.post(CHAT, {**body, "tools": [tool]})
+    assert r.status_code == 200 and "warning" not in r.headers  # nothing is promised of a call that is not forced
+    assert forced('{"t": 1, "n": "x"}').ok(CHAT, {**body, "response_format": fmt(remote, False)})["choices"][0]["message"]["content"] != '{"t": 1, "n": "x"}'
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_design_unenforceable_strict_tool(forced, family):
     """design.md section 6: a strict tool with a keyword that the markup cannot hold is a 400 by keyword and path; JSON holds it."""

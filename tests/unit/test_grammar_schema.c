@@ -144,6 +144,48 @@ static void test_b064_references(void **state)
     check_refused("{\"$ref\":\"other.json#/a\"}", MB_UNSUPPORTED, "#", "not fetched");
 }
 
+/* B-064, design.md section 6: what a keyword leads out of the document for is refused under strict; else it is listed, all the
+ * rest holds, and no value is excluded by what is not known. */
+static void test_b064_references_that_are_not_followed(void **state)
+{
+    static const char out[] = "https://example.org/s.json#/a";
+    static const struct { const char *schema, *keyword, *path; const char *good[3], *bad[3]; } CASES[] = {
+        { "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"%s\"},\"n\":{\"type\":\"integer\"}},\"required\":[\"a\",\"n\"],"
+          "\"additionalProperties\":false}", "$ref", "#/properties/a", { "{\"a\":[1,{}],\"n\":2}", "{\"a\":null, \"n\":2}" },
+          { "{\"a\":1,\"n\":\"x\"}", "{\"n\":2}" } },
+        { "{\"$ref\":\"%s\",\"type\":\"integer\"}", "$ref", "#", { "1" }, { "\"a\"" } },
+        { "{\"items\":{\"$ref\":\"%s\",\"enum\":[1,2]}}", "$ref", "#/items", { "[1,2]" }, { "[3]" } },
+        { "{\"enum\":[1,2],\"not\":{\"$ref\":\"%s\"}}", "$ref", "#/not", { "1", "2" }, { "3" } },
+        { "{\"oneOf\":[{\"$ref\":\"%s\"},{\"type\":\"string\"}]}", "$ref", "#/oneOf/0", { "\"x\"", "7" }, { "x" } },
+        { "{\"if\":{\"$ref\":\"%s\"},\"then\":{\"const\":1},\"else\":{\"const\":2},\"type\":\"integer\"}", "$ref", "#/if", { "1", "2" }, { "\"a\"" } },
+        { "{\"enum\":[\"%s\",1],\"if\":{\"$ref\":\"b.json\"},\"then\":false}", "$ref", "#/if", { "1" }, { "2" } },
+        { "{\"$dynamicRef\":\"%s\",\"maximum\":2}", "$dynamicRef", "#", { "2" }, { "3" } },
+        { "{\"properties\":{\"x\":{\"$dynamicRef\":\"#n\",\"maximum\":2}},\"$defs\":{\"a\":{\"$dynamicAnchor\":\"n\",\"type\":\"string\"},"
+          "\"b\":{\"$id\":\"b\",\"title\":\"%s\",\"$dynamicAnchor\":\"n\"}}}", "$dynamicRef", "#/properties/x", { "{\"x\":2}" }, { "{\"x\":3}" } },
+        { "{\"type\":\"object\",\"properties\":{\"%s\":{\"$recursiveRef\":\"#\",\"type\":\"null\"}}}", "$recursiveRef", "#/properties/", { "{}" }, { "[]" } },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        char schema[600];
+        bool listed = false;
+        snprintf(schema, sizeof schema, CASES[i].schema, out);
+        check_refused(schema, MB_UNSUPPORTED, CASES[i].path, CASES[i].keyword);
+        struct grammar *g = compiled(schema, false);
+        for (size_t k = 0; k < grammar_n_unenforced(g); k++) {
+            const struct grammar_unenforced *u = grammar_unenforced_get(g, k);
+            listed = listed || (!strcmp(u->keyword, CASES[i].keyword) && !strncmp(u->path, CASES[i].path, strlen(CASES[i].path)));
+        }
+        if (!listed) fail_msg("%s: %s is not listed", schema, CASES[i].keyword);
+        for (int k = 0; CASES[i].good[k]; k++)
+            if (rig_matches(g, CASES[i].good[k]) != 1) fail_msg("%s does not give %s", schema, CASES[i].good[k]);
+        for (int k = 0; CASES[i].bad[k]; k++)
+            if (rig_matches(g, CASES[i].bad[k]) != 0) fail_msg("%s gives %s", schema, CASES[i].bad[k]);
+        grammar_unref(g);
+    }
+    struct grammar *g = NULL;
+    assert_int_equal(rig_compile(&g, vocab, GRAMMAR_JSON_SCHEMA, "{\"items\":{\"$ref\":\"#/$defs/none\"}}", false), MB_INVALID);
+}
+
 /* B-065: recursion at any depth; a cycle without content is refused at once */
 static void test_b065_recursion(void **state)
 {
@@ -407,7 +449,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_b056_any_of_enums), cmocka_unit_test(test_b061_bad_schemas), cmocka_unit_test(test_unenforceable),
-        cmocka_unit_test(test_b062_patterns), cmocka_unit_test(test_b064_references), cmocka_unit_test(test_b065_recursion),
+        cmocka_unit_test(test_b062_patterns), cmocka_unit_test(test_b064_references), cmocka_unit_test(test_b064_references_that_are_not_followed),
+        cmocka_unit_test(test_b065_recursion),
         cmocka_unit_test(test_b059_long_enums_and_forking_references),
         cmocka_unit_test(test_b067_integers), cmocka_unit_test(test_b067_numbers), cmocka_unit_test(test_b068_utf8),
         cmocka_unit_test(test_b070_white_space), cmocka_unit_test(test_b074_arrays), cmocka_unit_test(test_b074_formats),
