@@ -1,7 +1,8 @@
 /* ahead.c: what a job's choices think that comes next, for the engine (job_ahead), and what became of it.
  *
- * Three sources: a grammar (jump.c), the tools and the template (fill.c), the conversation so far (echo.c). Guesses never change what comes out; how many are made at once follows how the last ones went: a guess that failed cost
- * the time of computing it. Runs on the engine thread, before a row. */
+ * Three sources: a grammar (jump.c), the tools and the template (fill.c), the conversation so far (echo.c). Guesses never change
+ * what comes out; how many are made at once follows how the last ones went: a guess that failed cost the time of computing it.
+ * Runs on the engine thread, before a row. */
 #include <string.h>
 
 #include "gen/gen_int.h"
@@ -23,7 +24,7 @@ mb_status ahead_init(struct gen_choice *c, mb_error *err)
 {
     struct gen_stream *s = c->s;
     struct choice_ahead *h = &c->ahead;
-    h->call_at = -1;
+    fill_begin(c);
     h->fill.on = s->g->opt.fill.strict;
     if (!ahead_wanted(s)) return MB_OK;
     h->width = WIDTH_FIRST;
@@ -81,7 +82,7 @@ void ahead_follow(struct gen_choice *c, int32_t id)
 {
     struct choice_ahead *h = &c->ahead;
     int32_t i = c->s->job.n_ids + c->n_drawn - 1 - h->at;
-    if (c->s->fill.sign) fill_follow(c, id);
+    if (c->s->fill.sign) fill_follow(c);
     if (i != h->n_right || i >= h->n || h->ids[i] != id) return;
     h->n_right++;
     if (!h->fill.on) return;

@@ -85,24 +85,35 @@ struct echo_index {
     uint32_t n_buckets;                /* a power of two */
 };
 
-/* How the model's template writes calls of the request's tools (fill.c); arena. */
-struct fill_tool {
-    const int32_t *ids;                /* of a call, from its opening sign on, as far as nothing the model may say changes them */
+/* How the model's template writes calls of the request's tools (fill_forms.c); arena. */
+enum fill_where { FILL_SIGN, FILL_BARE, FILL_HEADER }; /* a call begins with a sign, with the answer, with a message's header */
+struct fill_form {
+    const int32_t *ids;                /* of a call, from its beginning on, as far as nothing the model may say changes them */
     int32_t n;
-    struct str open, close;            /* text between sign and value, and behind it, where one string is all there is to say;
-                                          ptr NULL: another tool */
+    int32_t n_free;                    /* so many of them may begin something else: nothing is put in before one more */
+    bool call;                         /* false: what else may stand there */
+};
+struct fill_end {                      /* a call where one value is all there is to say */
+    struct str open, close;            /* text of the block between sign and value, and behind the value */
+    size_t n_head;                     /* of open: the header as the splitter tells it, which is not how it was drawn */
+    size_t n_sure;                     /* of close: what ends the value; 0 with json */
+    bool json;                         /* a JSON value, which says itself where it ends */
 };
 struct fill_plan {
-    const char *sign;                  /* opening sign, NULL: nothing is put in */
-    int32_t sign_id;
-    struct fill_tool *tools;
-    size_t n;
+    const char *sign;                  /* opening sign, "" where there is none, NULL: nothing is put in */
+    enum fill_where where;
+    bool at_start;                     /* FILL_HEADER: the prompt ends where a header goes on */
+    struct fill_form *forms;
+    struct fill_end *ends;
+    size_t n_forms, n_ends;
 };
 
 /* What a choice thinks that comes next (ahead.c); engine thread only. */
 struct choice_ahead {
     bool copied;                       /* the last guess was an echo */
-    int32_t call_at;                   /* place of the opening sign of the call that is written, -1: none that is filled */
+    int32_t call_at;                   /* place of the first id of the call that is written, below 0: none that is filled (fill.c) */
+    int n_calls;                       /* calls that were whole then */
+    bool in_body;                      /* FILL_HEADER: behind the header of a call */
     struct echo_index echo;
     struct gen_fill_counts fill;
     int32_t ids[ENGINE_AHEAD_MAX];     /* the last guess, of the places [at, at + n) of the sequence */
@@ -212,8 +223,8 @@ mb_status history_prepare(const struct gen_renderer *t, json_t *messages, const 
 /* history.c: does the template that serves tools print them, and calls of them? */
 bool render_knows_tools(const struct gen_renderer *t);
 bool render_knows_calls(const struct gen_renderer *t);
-/* render.c: the text of messages as they would stand in a history, without tools. Arena memory. */
-mb_status render_trial(const struct gen_renderer *t, json_t *messages, struct arena *a, struct str *out, mb_error *err);
+/* render.c: the text of messages as they would stand in a history (ask: with an answer to follow), without tools. Arena memory. */
+mb_status render_trial(const struct gen_renderer *t, json_t *messages, bool ask, struct arena *a, struct str *out, mb_error *err);
 
 /* prepare.c */
 mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err);
@@ -261,10 +272,12 @@ void ahead_guessed(void *ctx, int32_t i_choice, int32_t n);
 /* A token has been told. */
 void ahead_follow(struct gen_choice *c, int32_t id);
 
-/* fill.c: fill_prepare on a worker */
+/* fill_forms.c: on a worker */
+mb_status fill_prepare(struct gen_stream *s, const struct gen_prompt *prompt, mb_error *err);
+/* fill.c: on the engine thread; fill_begin on a worker */
 bool fill_wanted(const struct gen_stream *s);
-mb_status fill_prepare(struct gen_stream *s, mb_error *err);
-void fill_follow(struct gen_choice *c, int32_t id);
+void fill_begin(struct gen_choice *c);
+void fill_follow(struct gen_choice *c);
 bool fill_put(struct gen_choice *c, const int32_t *ids, int32_t n_ids, int32_t n_max, struct job_ahead *out);
 
 /* echo.c: echo_init on a worker, with the prompt */

@@ -144,7 +144,7 @@ mb_status prepare_job(struct gen_engine *g, struct gen_stream *s, mb_error *err)
     if (s->req.trace_id) strncpy(job->trace_id, s->req.trace_id, sizeof job->trace_id - 1);
     MB_TRY(check_ids(s, engine_info(g->engine)->n_vocab, err));
     MB_TRY(set_bias(s, engine_info(g->engine)->n_vocab, err));
-    MB_TRY(fill_prepare(s, err));
+    MB_TRY(fill_prepare(s, &p, err));
     MB_TRY(deliver_init(g, s, &p, is_thinking(g, s, &p), err));
     job->filter = deliver_filter(s);
     if (limit_wanted(s)) job->next_mask = limit_next_mask;

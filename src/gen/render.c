@@ -133,14 +133,14 @@ static mb_status render_text(const struct gen_renderer *t, const struct gen_requ
     return MB_OK;
 }
 
-mb_status render_trial(const struct gen_renderer *t, json_t *messages, struct arena *a, struct str *out, mb_error *err)
+mb_status render_trial(const struct gen_renderer *t, json_t *messages, bool ask, struct arena *a, struct str *out, mb_error *err)
 {
     const struct chat_template *tmpl = t->templates.tool_use ? t->templates.tool_use : t->templates.dflt;
     struct template_output text = { 0 };
     json_t *kwargs = json_object();
     mb_status st = tmpl && kwargs ? history_prepare(t, messages, NULL, NOTE_SYSTEM, err)
                                   : mb_fail(err, tmpl ? MB_NO_MEMORY : MB_INVALID, "no template or no memory for one");
-    struct template_input in = { .messages = messages, .kwargs = kwargs, .bos_token = tokenizer_bos_text(t->tok),
+    struct template_input in = { .messages = messages, .kwargs = kwargs, .add_generation_prompt = ask, .bos_token = tokenizer_bos_text(t->tok),
                                  .eos_token = tokenizer_eos_text(t->tok), .special_tokens = t->special_tokens,
                                  .now_unix_s = clock_unix_s() };
     if (st == MB_OK) st = chat_template_render(tmpl, a, &in, NULL, &text, err);

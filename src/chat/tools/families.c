@@ -74,6 +74,13 @@ const char *tool_family_name(const struct tool_family *f)
     return f->name;
 }
 
+bool tool_family_has_bare(const struct tool_family *f)
+{
+    for (size_t k = 0; k < TOOL_MAX_MARKUPS && f->markups[k]; k++)
+        if (f->markups[k]->at_start) return true;
+    return false;
+}
+
 const char *tool_family_sign(const struct tool_family *f, size_t i)
 {
     for (size_t k = 0; k < TOOL_MAX_MARKUPS && f->markups[k]; k++)

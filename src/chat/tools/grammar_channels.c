@@ -47,3 +47,27 @@ void tool_channels_common(struct buf *out)
 {
     buf_append_str(out, "tool-type ::= (\" json\" | \" \" %token \"<|constrain|>\" \"json\")?" MESSAGE "\ncall ::= tool-any\ncalls ::= call\n");
 }
+
+/* --- the same for what is put in (gen/fill.c) --- */
+
+bool tool_frame_head(struct buf *out, size_t i, const char *name)
+{
+    static const char *const types[] = { "", " json", " <|constrain|>json" };
+    enum { N_TYPES = sizeof types / sizeof types[0] };
+    if (i >= 2 * N_TYPES) return false;
+    if (i < N_TYPES) buf_printf(out, " to=functions.%s<|channel|>commentary", name);
+    else buf_printf(out, "<|channel|>commentary to=functions.%s", name);
+    buf_printf(out, "%s<|message|>", types[i % N_TYPES]);
+    return true;
+}
+
+const char *tool_frame_other_head(size_t i)
+{
+    static const char *const heads[] = { "<|channel|>analysis", "<|channel|>final", "<|channel|>commentary<|message|>" };
+    return i < sizeof heads / sizeof heads[0] ? heads[i] : NULL;
+}
+
+void tool_frame_told(struct buf *out, const char *name)
+{
+    buf_printf(out, "commentary to=functions.%s<|message|>", name);
+}

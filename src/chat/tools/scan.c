@@ -231,6 +231,13 @@ bool tool_scan_block(const struct tool_scan *s, const char **sign, struct str *s
     return true;
 }
 
+bool tool_scan_bare(const struct tool_scan *s, struct str *text)
+{
+    if (s->i_markup < 0 || !s->family->markups[s->i_markup]->at_start) return false;
+    *text = (struct str){ s->held.data + s->i_block, s->held.len - s->i_block };
+    return true;
+}
+
 static bool emit_partial(struct tool_scan *s)
 {
     const struct tool_markup *m = s->family->markups[s->i_markup];

@@ -141,6 +141,14 @@ enum tool_parse json_skip(struct str s, size_t *at)
     }
 }
 
+bool tool_value_end(struct str text, size_t *at)
+{
+    size_t i = *at;
+    if (json_skip(text, &i) != PARSE_OK) return false;
+    *at = i;
+    return true;
+}
+
 json_t *json_part(struct str s)
 {
     json_t *v = NULL;

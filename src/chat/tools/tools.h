@@ -39,6 +39,8 @@ const struct tool_family *tool_family_pick(const char *template_source, bool (*h
                                            void *ctx);
 const struct tool_family *tool_family_named(const char *name); /* NULL: unknown */
 const char *tool_family_name(const struct tool_family *f);
+/* Does it write calls as a bare object, too, which has no sign? */
+bool tool_family_has_bare(const struct tool_family *f);
 /* The i-th opening sign that makes a call by itself, wherever it stands; NULL when there are no more. */
 const char *tool_family_sign(const struct tool_family *f, size_t i);
 
@@ -81,6 +83,10 @@ void tool_scan_text(struct tool_scan *s, const char *text, size_t len);
 void tool_scan_finish(struct tool_scan *s, bool cut);
 /* Is the text inside a block that its sign alone makes one? The sign, and what has come since (until the next call). */
 bool tool_scan_block(const struct tool_scan *s, const char **sign, struct str *since);
+/* The same for a block without a sign (a bare object that may be a call): its text. */
+bool tool_scan_bare(const struct tool_scan *s, struct str *text);
+/* Where the JSON value at *at ends (moved there); false: not yet, or it is none. */
+bool tool_value_end(struct str text, size_t *at);
 /* MB_OK, or MB_NO_MEMORY when something was lost for lack of memory. */
 mb_status tool_scan_status(const struct tool_scan *s);
 
@@ -98,6 +104,12 @@ void tool_grammar_write(struct buf *out, const struct tool_family *f, const stru
 /* Is every answer of the family framed by headers? Then a grammar begins with the first token drawn, and with this rule "root":
  * thoughts, then the header of the answer (with free text behind it, or to be followed by another grammar) or a call. */
 bool tool_family_has_frame(const struct tool_family *f);
+/* The i-th way to write the header of a call behind "<|start|>assistant", up to the arguments; false: there is no more. */
+bool tool_frame_head(struct buf *out, size_t i, const char *name);
+/* The i-th beginning of a header that no call has; NULL: there is no more. */
+const char *tool_frame_other_head(size_t i);
+/* What the scanner reads of such a header behind its opening sign (chat/channels.c). */
+void tool_frame_told(struct buf *out, const char *name);
 enum tool_frame_final { FRAME_NO_FINAL, FRAME_ANSWER, FRAME_FREE };
 void tool_grammar_frame(struct buf *out, enum tool_frame_final final, bool calls);
 /* What those rules leave open of a tool's schema: the first keyword that limits a value and is not held.
