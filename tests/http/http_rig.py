@@ -99,6 +99,8 @@ class Server:
             self.process.wait()
             raise
         self.process.stdout.close()
+        report = re.search(r"\w+Sanitizer: |runtime error: ", self.stderr()) if SANITIZED else None
+        assert not report, self.stderr()[report.start() - 100 if report.start() > 100 else 0:][:8000]
         return code
 
     def get(self, path, **kw):

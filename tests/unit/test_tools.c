@@ -226,6 +226,43 @@ static void test_mistral_both_forms(void **state)
     check("mistral", "[TOOL_CALLS] and so on", "[TOOL_CALLS] and so on");
 }
 
+/* API-140 to API-144, B-052: two calls of each family, typed by the schema, and the text around them, in every split. */
+static void test_b052_every_family_every_split(void **state)
+{
+    static const char both[] = "|get_weather {\"city\":\"O\",\"days\":2}|ping {}";
+    static const struct { const char *family, *before, *calls; } ROWS[] = {
+        { "hermes", "Hm. ", "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"O\", \"days\": \"2\"}}\n</tool_call>\n"
+                            "<tool_call>{\"name\": \"ping\", \"arguments\": {}}</tool_call>" },
+        { "qwen-xml", "Hm. ", "<tool_call><function=get_weather><parameter=city>\nO\n</parameter><parameter=days>2</parameter></function></tool_call>"
+                              "<tool_call>\n<function=ping>\n</function>\n</tool_call>" },
+        { "glm", "Hm. ", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>O</arg_value><arg_key>days</arg_key><arg_value>2</arg_value></tool_call>"
+                         "<tool_call>ping</tool_call>" },
+        { "minicpm", "Hm. ", "<function name=\"get_weather\"><param name=\"city\"><![CDATA[O]]></param><param name=\"days\">2</param></function>"
+                             "<function name=\"ping\"></function>" },
+        { "invoke", "Hm. ", "<invoke name=\"get_weather\"><parameter name=\"city\">O</parameter>\n<parameter name=\"days\">2</parameter></invoke>"
+                            "<invoke name=\"ping\"></invoke>" },
+        { "gemma", "Hm. ", "<|tool_call>call:get_weather{city:<|\"|>O<|\"|>,days:2}<tool_call|><|tool_call>call:ping{}<tool_call|>" },
+        { "mistral", "Hm. ", "[TOOL_CALLS] [{\"name\": \"get_weather\", \"arguments\": {\"city\": \"O\", \"days\": 2}}, {\"name\": \"ping\", \"arguments\": {}}]" },
+        { "mistral-args", "Hm. ", "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"O\", \"days\": 2}[TOOL_CALLS]ping[CALL_ID]a1B2c3d4e[ARGS]{}" },
+        { "lfm2", "Hm. ", "<|tool_call_start|>[get_weather(city=\"O\", days=2), ping()]<|tool_call_end|>" },
+        { "llama", "", "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"O\", \"days\": \"2\"}}; {\"name\": \"ping\", \"parameters\": {}}" },
+        { "llama4", "", "<|python_start|>[get_weather(city=\"O\", days=2), ping()]<|python_end|>" },
+        { "llama4", "", "[get_weather(city='O', days=2), ping()]" },
+        { "channels", "Hm. ", "<|channel|>commentary to=functions.get_weather<|message|>{\"city\": \"O\", \"days\": 2}<|call|>"
+                              "<|channel|>commentary to=functions.ping<|message|>{}<|call|>" },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof ROWS / sizeof ROWS[0]; i++) {
+        char text[512], want[256];
+        assert_string_equal(tool_family_name(tool_family_named(ROWS[i].family)), ROWS[i].family);
+        check(ROWS[i].family, ROWS[i].calls, both);
+        if (!ROWS[i].before[0]) continue;
+        snprintf(text, sizeof text, "%s%s", ROWS[i].before, ROWS[i].calls);
+        snprintf(want, sizeof want, "%.*s%s", (int)strlen(ROWS[i].before) - 1, ROWS[i].before, both); /* a space that touches a call is its */
+        check(ROWS[i].family, text, want);
+    }
+}
+
 /* B-053, API-147: what does not parse is the text it is */
 static void test_b053_broken_markup_is_text(void **state)
 {
@@ -386,6 +423,7 @@ int main(void)
     srand(7);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_b052_hermes_json_every_split),
+        cmocka_unit_test(test_b052_every_family_every_split),
         cmocka_unit_test(test_qwen_xml_types),
         cmocka_unit_test(test_minicpm_params_and_cdata),
         cmocka_unit_test(test_gemma_sentinels),
