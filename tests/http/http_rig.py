@@ -31,12 +31,13 @@ def clean_env(**more):
     return {**{k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}, "HF_HUB_CACHE": "/dev/null/none", **more}
 
 
-def is_sanitized():
+def sanitizer():
     data = Path(PROGRAM).read_bytes() if Path(PROGRAM).exists() else b""
-    return b"__asan_init" in data or b"__tsan_init" in data
+    return "asan" if b"__asan_init" in data else "tsan" if b"__tsan_init" in data else None
 
 
-SANITIZED = is_sanitized()
+SANITIZER = sanitizer()
+SANITIZED = SANITIZER is not None
 
 
 def has_fault_points():
