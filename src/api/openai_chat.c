@@ -21,10 +21,11 @@ static mb_status bad(mb_error *err, const char *fmt, ...)
 static mb_status part_text(const json_t *part, size_t i, size_t j, struct buf *out, mb_error *err)
 {
     const char *type = json_string_value(json_object_get(part, "type"));
-    const json_t *text = json_object_get(part, "text");
     if (!json_is_object(part) || !type) return bad(err, "messages[%zu].content[%zu] must be an object with a type", i, j);
-    if (strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 || strcmp(type, "output_text") == 0) {
-        if (!json_is_text(text)) return bad(err, "messages[%zu].content[%zu].text must be of type str", i, j);
+    bool refusal = strcmp(type, "refusal") == 0; /* another model's, in a history that goes on here */
+    const json_t *text = json_object_get(part, refusal ? "refusal" : "text");
+    if (refusal || strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 || strcmp(type, "output_text") == 0) {
+        if (!json_is_text(text)) return bad(err, "messages[%zu].content[%zu].%s must be of type str", i, j, refusal ? type : "text");
         buf_append(out, json_string_value(text), json_string_length(text));
         return MB_OK;
     }
@@ -98,7 +99,8 @@ static mb_status message(json_t *m, size_t i, mb_error *err)
         return bad(err, "messages[%zu].role must be system, developer, user, assistant or tool", i);
     MB_TRY(content(m, i, k == 2 || k == 3, err));
     json_t *alias = json_object_get(m, "reasoning");
-    if (json_is_text(alias) && !json_object_get(m, "reasoning_content")) json_object_set(m, "reasoning_content", alias);
+    if (json_is_text(alias) && !json_object_get(m, "reasoning_content") && json_object_set(m, "reasoning_content", alias) != 0)
+        return mb_fail(err, MB_NO_MEMORY, "no memory for the request");
     return k == 2 ? tool_calls(m, i, err) : MB_OK;
 }
 
@@ -125,14 +127,47 @@ static mb_status check_tools(const json_t *tools, mb_error *err)
     return MB_OK;
 }
 
-/* "auto", "none", "required", or one function by name. That it is listed is checked where the tools are read. */
-static mb_status tool_choice(struct api_request *r, const json_t *choice, mb_error *err)
+static bool names_tool(const json_t *list, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *t = json_array_get(list, i), *fn = json_object_get(t, "function");
+        const char *is = json_string_value(json_object_get(json_is_object(fn) ? fn : t, "name"));
+        if (is && strcmp(is, name) == 0) return true;
+    }
+    return false;
+}
+
+/* allowed_tools: the others of the list are not there for this request. */
+static mb_status keep_allowed(json_t *tools, const json_t *allowed, mb_error *err)
+{
+    for (size_t i = json_array_size(tools); i > 0; i--) {
+        const json_t *name = json_object_get(json_object_get(json_array_get(tools, i - 1), "function"), "name");
+        if (!names_tool(allowed, json_string_value(name))) json_array_remove(tools, i - 1);
+    }
+    if (json_array_size(tools) == 0 && json_array_size(allowed) > 0)
+        return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice allows none of the tools");
+    return MB_OK;
+}
+
+/* "auto", "none", "required", a mode for some of the tools, or one function by name. That it is listed is checked where the tools
+ * are read. */
+static mb_status tool_choice(struct api_request *r, json_t *list, const json_t *choice, mb_error *err)
 {
     static const struct { const char *word; enum gen_tool_choice choice; } rows[] = {
         { "auto", TOOLS_AUTO }, { "none", TOOLS_NONE }, { "required", TOOLS_REQUIRED },
     };
+    const char *type = json_string_value(json_object_get(choice, "type"));
     const char *word = json_string_value(choice);
     if (!choice) return MB_OK;
+    if (type && strcmp(type, "allowed_tools") == 0) {
+        const json_t *some = json_object_get(choice, "allowed_tools"), *allowed = json_object_get(some, "tools");
+        if (!json_is_array(allowed))
+            return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice.allowed_tools.tools must be of type list");
+        MB_TRY(keep_allowed(list, allowed, err));
+        word = json_string_value(json_object_get(some, "mode"));
+        if (!word) word = "auto";
+        choice = NULL;
+    }
     for (size_t i = 0; word && i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(word, rows[i].word) == 0) {
             r->gen.tool_choice = rows[i].choice;
@@ -141,20 +176,32 @@ static mb_status tool_choice(struct api_request *r, const json_t *choice, mb_err
     const json_t *fn = json_object_get(choice, "function");
     const json_t *name = json_object_get(json_is_object(fn) ? fn : choice, "name");
     if (!json_is_object(choice) || !json_is_text(name))
-        return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be \"auto\", \"none\", \"required\" or a function");
+        return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be \"auto\", \"none\", \"required\", a function or allowed_tools");
     r->gen.tool_choice = TOOLS_NAMED;
     r->gen.tool_name = json_string_value(name);
     return MB_OK;
 }
 
+/* Before tools there were functions; a client of those would wait for calls in a form that no answer has. */
+static mb_status older_form(const json_t *body, mb_error *err)
+{
+    const char *word = json_string_value(field_get(body, "function_call"));
+    if (json_array_size(field_get(body, "functions")) > 0)
+        return mb_fail_at(err, MB_UNSUPPORTED, "functions", "functions is not supported; send them as tools");
+    if (field_get(body, "function_call") && !(word && (strcmp(word, "none") == 0 || strcmp(word, "auto") == 0)))
+        return mb_fail_at(err, MB_UNSUPPORTED, "function_call", "function_call is not supported; send tool_choice");
+    return MB_OK;
+}
+
 static mb_status tools(struct api_request *r, const json_t *body, mb_error *err)
 {
-    const json_t *list = field_get(body, "tools");
+    json_t *list = field_get(body, "tools");
     bool parallel = true;
+    MB_TRY(older_form(body, err));
     if (list && !json_is_array(list)) return field_type_error("tools", "list", err);
     MB_TRY(check_tools(list, err));
     MB_TRY(field_bool(body, "parallel_tool_calls", &parallel, err));
-    MB_TRY(tool_choice(r, field_get(body, "tool_choice"), err));
+    MB_TRY(tool_choice(r, list, field_get(body, "tool_choice"), err));
     if (!parallel) r->gen.parallel_tools = GIVEN_FALSE;
     return json_array_size(list) ? field_text(&r->tools, list, &r->gen.tools_json, err) : MB_OK;
 }

@@ -269,6 +269,45 @@ def test_api065_tools(thinker):
         thinker.refused(CHAT, {"messages": HELLO, "tools": [tool], "tool_choice": bad}, "tool_choice")
 
 
+def test_api065_allowed_tools(thinker):
+    """API-065: tool_choice allowed_tools: the other tools are not there, for the prompt or for a forced call."""
+    tools = [{"type": "function", "function": {"name": n, "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}
+             for n in ("aa", "bb", "cc")]
+    body = {"messages": HELLO, "tools": tools, "max_tokens": 120, "parallel_tool_calls": False}
+
+    def some(mode, *names):
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": n}} for n in names]}}
+
+    for name in ("aa", "cc"):
+        m = thinker.ok(CHAT, {**body, "tool_choice": some("required", name)})["choices"][0]["message"]
+        assert [c["function"]["name"] for c in m["tool_calls"]] == [name]
+    def length(**f):
+        return thinker.ok(CHAT, {**body, "max_tokens": 1, **f})["usage"]["prompt_tokens"]
+
+    assert length(tool_choice=some("auto", "aa", "bb")) == length(tools=tools[:2])
+    thinker.refused(CHAT, {**body, "tool_choice": some("auto", "zz")}, "allows none of the tools")
+    thinker.refused(CHAT, {**body, "tool_choice": some("never", "aa")}, "tool_choice must be")
+    thinker.refused(CHAT, {**body, "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.allowed_tools.tools")
+
+
+def test_older_form_of_tools(llama):
+    """What asks for calls in a form that no answer has is refused by name; what asks for none is not."""
+    f = {"name": "f", "parameters": {"type": "object"}}
+    llama.refused(CHAT, {"messages": HELLO, "functions": [f]}, "functions is not supported; send them as tools")
+    llama.refused(CHAT, {"messages": HELLO, "function_call": {"name": "f"}}, "function_call is not supported; send tool_choice")
+    llama.chat(functions=[], function_call="auto")
+    llama.chat(functions=None, function_call=None)
+
+
+def test_refusal_in_a_history(llama):
+    """A refusal of another model is text of its turn, as in a message of parts."""
+    def length(part):
+        return llama.chat(messages=[*HELLO, {"role": "assistant", "content": [part]}, *HELLO], max_tokens=1)["usage"]["prompt_tokens"]
+
+    assert length({"type": "refusal", "refusal": "I will not"}) == length({"type": "text", "text": "I will not"})
+    llama.refused(CHAT, {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "content[0].refusal must be of type str")
+
+
 def test_api067_template_kwargs(thinker):
     """API-067 API-068 API-069 API-133 API-134: the object reaches the template; enable_thinking and reasoning_effort choose the turn."""
     def r(**f):
