@@ -302,6 +302,41 @@ def test_template_without_tools(forced):
     assert r.status_code == 200
 
 
+FILLED = {  # how a template writes a call, and one of a tool with a sole argument
+    "hermes": ('<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>',
+               '<tool_call>\n{"name": "look_up_city", "arguments": {"city": "Oslo"}}\n</tool_call>'),
+    "qwen": ("<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}"
+             "</function>\n</tool_call>",
+             "<tool_call>\n<function=look_up_city>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"),
+    "llama": ('{# <|python_tag|> #}{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}',
+              '{"name": "look_up_city", "parameters": {"city": "Oslo"}}'),
+    "mistral": ("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", '[TOOL_CALLS]look_up_city[ARGS]{"city": "Oslo"}'),
+    "python": ('<|tool_call_start|>[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}="{{ v }}"{% endfor %})]<|tool_call_end|>',
+               '<|tool_call_start|>[look_up_city(city="Oslo")]<|tool_call_end|>'),
+}
+
+
+@pytest.mark.parametrize("family", FILLED)
+def test_api168_fill_of_every_markup(forced, family):
+    """API-168 API-173 API-180: what the template leaves no choice about is put in, in each markup; whole and streamed the call is the
+    same as without."""
+    call, text = FILLED[family]
+    template = TURN.replace("{{ '<tool_call>' + c.function.name + (c.function.arguments | tojson) }}", "{% set f = c.function %}" + call)
+    city = {"type": "function", "function": {"name": "look_up_city", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}}}
+    answers = []
+    for env in (None, {"MLX_BUN_FILL": "strict"}):
+        s = forced(text, sign="", template=template, env=env)
+        r = s.ok(CHAT, {"messages": HELLO, "tools": [city, PING]})
+        (made,) = r["choices"][0]["message"]["tool_calls"]
+        _, calls, finish = joined(ask(s, tools=[city, PING], stream=True))
+        assert [(c["name"], c["arguments"]) for c in calls] == [(made["function"]["name"], made["function"]["arguments"])]
+        assert finish == r["choices"][0]["finish_reason"] == "tool_calls"
+        answers.append((made["function"], r["usage"]["completion_tokens"]))
+        assert r["usage"].get("fill", {"tokens": 0})["tokens"] >= (12 if env else 0)
+    assert answers[0] == answers[1] and json.loads(answers[0][0]["arguments"]) == {"city": "Oslo"}
+
+
 def test_b055_references_by_place(tmp_path):
     """B-055 B-064: an argument that refers to another by its place in the schema; a markup that writes arguments one by one."""
     point = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
