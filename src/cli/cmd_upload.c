@@ -37,7 +37,8 @@ mb_status publish_prepare(const struct flags *f, const char *dir, const char *ki
     if (s->offline) return mb_fail(err, MB_INVALID, "HF_HUB_OFFLINE is set: nothing can be published");
     if (!f->commit_message.s[0]) return mb_fail(err, MB_INVALID, "--commit-message must not be empty");
     *o = (struct upload_opts){ .net = s->net, .dir = dir, .repo = f->upload_repo.s, .kind = kind, .message = f->commit_message.s,
-                               .revision = f->revision.s ? f->revision.s : "main", .is_private = f->private_repo.b };
+                               .revision = f->revision.s ? f->revision.s : "main", .is_private = f->private_repo.b,
+                               .notes_dir = s->notes_dir };
     return upload_check(o, err);
 }
 
@@ -56,11 +57,12 @@ mb_status publish(const struct flags *f, const struct upload_opts *o, struct upl
 
 json_t *publish_json(const struct upload_opts *o, const struct upload_result *r)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "repo", o->repo, "repo_type", o->kind,
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "repo", o->repo, "repo_type", o->kind,
                      "revision", o->revision, "commit", r->commit, "url", r->url, "created", (int)r->created, "up_to_date",
                      (int)r->up_to_date, "files", (json_int_t)r->n_files, "bytes", (json_int_t)r->total_bytes, "unchanged_files",
                      (json_int_t)r->n_unchanged, "present_lfs_files", (json_int_t)r->n_lfs_present, "ignored_files",
-                     (json_int_t)r->n_ignored, "other_files", (json_int_t)r->n_others, "sent_bytes", (json_int_t)r->sent_bytes);
+                     (json_int_t)r->n_ignored, "other_files", (json_int_t)r->n_others, "sent_bytes", (json_int_t)r->sent_bytes,
+                     "resumed_bytes", (json_int_t)r->resumed_bytes);
 }
 
 void publish_print(const struct flags *f, const struct upload_opts *o, const struct upload_result *r)
@@ -70,6 +72,8 @@ void publish_print(const struct flags *f, const struct upload_opts *o, const str
     if (!f->quiet.b && !r->up_to_date)
         fprintf(stderr, "%s%s: %zu files, %s; %zu unchanged, %s of weights sent; %s is %.12s\n", o->repo, r->created ? " (new)" : "", r->n_files,
                 model_size_text(r->total_bytes, a), r->n_unchanged, model_size_text(r->sent_bytes, b), o->revision, r->commit);
+    if (!f->quiet.b && r->resumed_bytes)
+        fprintf(stderr, "%s of it had arrived with an earlier run\n", model_size_text(r->resumed_bytes, a));
     if (!f->quiet.b && r->n_ignored)
         fprintf(stderr, "%zu files are kept out by the repository's .gitignore\n", r->n_ignored);
     if (!f->quiet.b && r->n_others)

@@ -81,6 +81,7 @@ mb_status store_init(struct store *s, const struct flags *f, mb_error *err)
     MB_TRY(model_cache_dir(f, cache, sizeof cache, err));
     MB_TRY(path_join(s->registry_path, sizeof s->registry_path, cache, "registry.sqlite", err));
     MB_TRY(path_join(s->packed_dir, sizeof s->packed_dir, cache, "packed", err));
+    MB_TRY(path_join(s->notes_dir, sizeof s->notes_dir, cache, "uploads", err));
     s->expert_dir = f->expert_offload_dir.given && f->expert_offload_dir.s[0] ? f->expert_offload_dir.s : NULL;
     if (s->registry_path[0] != '/') { /* --cache-dir may be relative */
         char full[PATH_MAX];

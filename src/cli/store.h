@@ -14,6 +14,7 @@ struct store {
     char registry_path[PATH_MAX];
     char packed_dir[PATH_MAX];    /* of packed weights; the experts' other one is borrowed from the flags, NULL: none */
     const char *expert_dir;
+    char notes_dir[PATH_MAX];     /* of uploads in parts */
     char token[512];              /* "" = none */
     struct net_opts net;          /* borrows token and the endpoint of the flags */
     bool offline;

@@ -4,8 +4,8 @@
  *     -> LFS: which contents are missing? send those -> one commit with every file that is new or another
  *
  * Nothing is visible in the repository before the commit, and the commit is refused by the hub when somebody else committed in
- * between. What was sent by LFS stays there: after an interruption the same command sends only the rest. Nothing is written on
- * this machine. The folder must not change meanwhile: size and times of each file are compared before it is sent, after it was sent
+ * between. What was sent by LFS stays there: after an interruption the same command sends only the rest, of a content in parts
+ * those that have not arrived (upload_note.c; nothing else is written on this machine). The folder must not change meanwhile: size and times of each file are compared before it is sent, after it was sent
  * and before the commit.
  */
 #ifndef HUB_UPLOAD_H
@@ -29,6 +29,7 @@ struct upload_opts {
     const char *revision;         /* a branch; "main" */
     const char *kind;             /* "model" (an adapter too) or "dataset" */
     const char *message;          /* of the commit, one line */
+    const char *notes_dir;        /* notes of uploads in parts, to go on with them after an interruption; made. NULL: none */
     bool is_private;              /* make it so; a repository that is there and public is refused */
     bool (*progress)(void *ctx, const struct upload_progress *p); /* a few times a second; false cancels. May be NULL */
     void *ctx;
@@ -45,6 +46,7 @@ struct upload_result {
     size_t n_ignored;             /* that the repository's .gitignore keeps out */
     size_t n_others;              /* in the repository and not in the folder: they stay */
     uint64_t sent_bytes;          /* of files, in this run */
+    uint64_t resumed_bytes;       /* of parts that an interrupted run had sent */
 };
 
 /* The names and the token alone, for before the work. MB_INVALID. */

@@ -59,6 +59,27 @@ void upload_base64(struct buf *out, const void *data, size_t len);
 /* --- upload_lfs.c --- */
 mb_status upload_lfs(struct upload *u);
 
+/* --- upload_note.c --- */
+struct upload_note {
+    int fd;                       /* -1: nothing is kept of it */
+    char path[PATH_MAX];
+    json_t *actions;              /* what the hub said of the upload in parts that is under way; NULL: none is */
+    json_t *parts;                /* [{"partNumber", "etag"}] that have arrived, from the first on */
+    size_t n_before;              /* of these in earlier runs */
+};
+/* What earlier runs have left of this content; url: of the batch protocol. MB_NO_MEMORY. Close it in any case. */
+mb_status upload_note_open(struct upload_note *n, struct upload *u, const char *url, const struct upload_file *f);
+/* The hub's answer, new. The parts stay when it goes on with the same upload (the address that completes it has the same path and
+ * uploadId), else they are forgotten. */
+mb_status upload_note_begin(struct upload_note *n, struct upload *u, const char *url, const struct upload_file *f, const json_t *actions);
+mb_status upload_note_part(struct upload_note *n, struct upload *u, const char *etag);
+/* It is complete, or cannot be gone on with. */
+void upload_note_forget(struct upload_note *n);
+/* Removes the file when nothing is under way. */
+void upload_note_close(struct upload_note *n);
+/* Removes what is older than a week; dir may be NULL. */
+void upload_notes_sweep(const char *dir);
+
 /* --- upload_commit.c --- */
 /* What the revision has; makes the repository when there is none. */
 mb_status upload_look(struct upload *u);

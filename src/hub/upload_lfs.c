@@ -2,7 +2,7 @@
  * ("basic") or in parts ("multipart", the hub's own way for large files), and let the hub check it where it wants to.
  *
  * Addresses are signed for a while only, so each is asked for right before it is used; when the storage refuses it nevertheless,
- * it is asked for once more. */
+ * it is asked for once more. An upload in parts that an earlier run has left is gone on with first (upload_note.c). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,10 +118,10 @@ static bool is_good(const struct net_answer *a)
     return a->status >= 200 && a->status < 300;
 }
 
-/* A signature that is too old is 403 (or 400); what else the storage says is final. */
+/* A signature that is too old is 403 (or 400), an upload in parts that the storage has given up 404; what else it says is final. */
 static bool is_stale(const struct net_answer *a)
 {
-    return a->status == 400 || a->status == 401 || a->status == 403;
+    return a->status == 400 || a->status == 401 || a->status == 403 || a->status == 404;
 }
 
 static mb_status storage_refused(struct lfs *l, const struct upload_file *f, const struct net_answer *a)
@@ -185,45 +185,51 @@ static mb_status tell_parts(struct lfs *l, const char *url, const struct upload_
     return st;
 }
 
-static mb_status send_part(struct lfs *l, const struct upload_file *f, int fd, const json_t *header, int64_t chunk, int64_t i, json_t *parts,
-                           struct net_answer *a)
+static int64_t chunk_of(const json_t *actions)
 {
-    char url[NET_URL_MAX];
-    int64_t off = i * chunk, len = f->size - off < chunk ? f->size - off : chunk;
-    MB_TRY(address(l, part_address(header, i + 1), url));
-    MB_TRY(put(l, url, NULL, fd, off, len, a));
-    if (!is_good(a)) return MB_OK;
-    if (!a->etag[0]) return mb_fail(l->u->err, MB_BAD_FORMAT, "%s: the hub's storage gives a part no name", l->u->what);
-    json_t *part = json_pack("{s:I, s:s}", "partNumber", (json_int_t)(i + 1), "etag", a->etag);
-    return json_array_append_new(parts, part) == 0 ? MB_OK : mb_fail(l->u->err, MB_NO_MEMORY, "no memory for a request");
+    return number_of(json_object_get(json_object_get(json_object_get(actions, "upload"), "header"), "chunk_size"));
 }
 
-static mb_status send_parts(struct lfs *l, const struct upload_file *f, int fd, const json_t *upload, int64_t chunk, struct net_answer *a)
+static int64_t least(int64_t a, int64_t b)
 {
-    const json_t *header = json_object_get(upload, "header");
+    return a < b ? a : b;
+}
+
+/* The first part that has not arrived. */
+static mb_status send_part(struct lfs *l, const struct upload_file *f, int fd, struct upload_note *n, int64_t chunk, struct net_answer *a)
+{
+    char url[NET_URL_MAX];
+    int64_t i = (int64_t)json_array_size(n->parts), off = i * chunk;
+    MB_TRY(address(l, part_address(json_object_get(json_object_get(n->actions, "upload"), "header"), i + 1), url));
+    MB_TRY(put(l, url, NULL, fd, off, least(chunk, f->size - off), a));
+    if (!is_good(a)) return MB_OK;
+    if (!a->etag[0]) return mb_fail(l->u->err, MB_BAD_FORMAT, "%s: the hub's storage gives a part no name", l->u->what);
+    return upload_note_part(n, l->u, a->etag);
+}
+
+static mb_status send_parts(struct lfs *l, const struct upload_file *f, int fd, struct upload_note *note, struct net_answer *a)
+{
     char url[NET_URL_MAX], shown[84];
-    int64_t n = f->size / chunk + (f->size % chunk != 0);
+    int64_t chunk = chunk_of(note->actions), n = f->size / chunk + (f->size % chunk != 0);
     if (n > PARTS_MAX)
         return mb_fail(l->u->err, MB_TOO_LARGE, "%s: the hub wants %s in %lld parts, at most %d are sent", l->u->what, shown_path(f, shown),
                        (long long)n, PARTS_MAX);
-    MB_TRY(address(l, json_object_get(upload, "href"), url));
-    json_t *parts = json_array();
-    mb_status st = parts ? MB_OK : mb_fail(l->u->err, MB_NO_MEMORY, "no memory for a request");
+    MB_TRY(address(l, json_object_get(json_object_get(note->actions, "upload"), "href"), url));
+    uint64_t resumed = (uint64_t)least((int64_t)note->n_before * chunk, f->size);
     *a = (struct net_answer){ .status = 200 };
-    for (int64_t i = 0; st == MB_OK && is_good(a) && i < n; i++) st = send_part(l, f, fd, header, chunk, i, parts, a);
-    if (st == MB_OK && is_good(a)) st = tell_parts(l, url, f, parts, a);
-    json_decref(parts);
-    return st;
+    while (is_good(a) && (int64_t)json_array_size(note->parts) < n) MB_TRY(send_part(l, f, fd, note, chunk, a));
+    if (!is_good(a)) return MB_OK;
+    MB_TRY(tell_parts(l, url, f, note->parts, a));
+    if (is_good(a)) l->u->r->resumed_bytes += resumed;
+    if (a->status) upload_note_forget(note); /* done, or these parts are of no use */
+    return MB_OK;
 }
 
-static mb_status send_bytes(struct lfs *l, const struct upload_file *f, int fd, const json_t *upload, struct net_answer *a)
+static mb_status send_whole(struct lfs *l, const struct upload_file *f, int fd, const json_t *upload, struct net_answer *a)
 {
-    const json_t *header = json_object_get(upload, "header"), *chunk = json_object_get(header, "chunk_size");
     char url[NET_URL_MAX];
-    if (chunk && number_of(chunk) > 0) return send_parts(l, f, fd, upload, number_of(chunk), a);
-    if (chunk) return mb_fail(l->u->err, MB_BAD_FORMAT, "%s: the hub wants parts of no size", l->u->what);
     MB_TRY(address(l, json_object_get(upload, "href"), url));
-    return put(l, url, header, fd, 0, f->size, a);
+    return put(l, url, json_object_get(upload, "header"), fd, 0, f->size, a);
 }
 
 static mb_status verify(struct lfs *l, const struct upload_file *f, const json_t *action)
@@ -250,40 +256,60 @@ static mb_status verify(struct lfs *l, const struct upload_file *f, const json_t
     return st;
 }
 
-/* With one address. *a: what the storage said last; a good status means sent and checked. */
-static mb_status send_once(struct lfs *l, struct upload_file *f, int fd, struct net_answer *a)
+/* Where it goes: by the note of an upload that is under way, at the first try, or as the hub says. *actions NULL: the hub has it. */
+static mb_status find_way(struct lfs *l, struct upload_file *f, struct upload_note *note, bool anew, json_t **actions)
 {
     json_t *answer;
-    const json_t *actions = NULL;
+    const json_t *said = NULL, *header;
+    if (note->actions && chunk_of(note->actions) <= 0) upload_note_forget(note);
+    *actions = anew ? NULL : json_incref(note->actions);
+    if (*actions) return MB_OK;
     MB_TRY(ask(l, &f, 1, &answer));
-    mb_status st = actions_of(l->u, answer, f, &actions);
-    *a = (struct net_answer){ .status = 200 };
-    if (st == MB_OK && actions) {
-        st = send_bytes(l, f, fd, json_object_get(actions, "upload"), a);
-        if (st == MB_OK && is_good(a)) st = upload_file_check(l->u, f, fd);
-        if (st == MB_OK && is_good(a)) st = verify(l, f, json_object_get(actions, "verify"));
-    }
+    mb_status st = actions_of(l->u, answer, f, &said);
+    header = json_object_get(json_object_get(json_object_get(said, "upload"), "header"), "chunk_size");
+    if (st == MB_OK && header && chunk_of(said) <= 0) st = mb_fail(l->u->err, MB_BAD_FORMAT, "%s: the hub wants parts of no size", l->u->what);
+    if (st == MB_OK && header) st = upload_note_begin(note, l->u, l->url, f, said);
+    else if (st == MB_OK) upload_note_forget(note);
+    if (st == MB_OK) *actions = json_incref((json_t *)said);
     json_decref(answer);
+    return st;
+}
+
+/* With one address. *a: what the storage said last; a good status means sent and checked. */
+static mb_status send_once(struct lfs *l, struct upload_file *f, int fd, struct upload_note *note, bool anew, struct net_answer *a)
+{
+    json_t *actions;
+    uint64_t before = l->u->base_bytes;
+    *a = (struct net_answer){ .status = 200 };
+    MB_TRY(find_way(l, f, note, anew, &actions));
+    if (!actions) return MB_OK;
+    l->u->base_bytes += (uint64_t)least((int64_t)json_array_size(note->parts) * chunk_of(actions), f->size);
+    l->u->p.done_bytes = l->u->base_bytes;
+    mb_status st = note->actions ? send_parts(l, f, fd, note, a) : send_whole(l, f, fd, json_object_get(actions, "upload"), a);
+    if (st == MB_OK && is_good(a)) st = upload_file_check(l->u, f, fd);
+    if (st == MB_OK && is_good(a)) st = verify(l, f, json_object_get(actions, "verify"));
+    if (!is_good(a)) l->u->base_bytes = before;
+    json_decref(actions);
     return st;
 }
 
 static mb_status send_object(struct lfs *l, struct upload_file *f)
 {
     struct upload *u = l->u;
-    uint64_t before = u->base_bytes, sent = u->r->sent_bytes;
-    struct net_answer a;
+    struct upload_note note;
+    struct net_answer a = { 0 };
     int fd;
     MB_TRY(upload_file_open(u, f, &fd));
-    mb_status st = MB_OK;
-    for (int i = 0; i < ADDRESSES_MAX; i++) {
-        u->p.done_bytes = u->base_bytes = before;
-        u->r->sent_bytes = sent;
-        st = send_once(l, f, fd, &a);
+    mb_status st = upload_note_open(&note, u, l->url, f);
+    bool noted = note.actions != NULL; /* its addresses may be too old: another try */
+    for (int i = 0; st == MB_OK && i < ADDRESSES_MAX + noted; i++) {
+        st = send_once(l, f, fd, &note, i > 0, &a);
         if (st != MB_OK || !is_stale(&a)) break;
     }
     if (st == MB_OK && !is_good(&a)) st = upload_file_check(u, f, fd); /* the wrong bytes are refused too */
     if (st == MB_OK && !is_good(&a)) st = storage_refused(l, f, &a);
     f->is_sent = st == MB_OK;
+    upload_note_close(&note);
     close(fd);
     return st;
 }
@@ -326,6 +352,7 @@ mb_status upload_lfs(struct upload *u)
     uint64_t bytes = 0;
     size_t n_missing = 0;
     MB_TRY(net_url_lfs(&u->o->net, u->o->kind, u->o->repo, l.url, u->err));
+    upload_notes_sweep(u->o->notes_dir);
     MB_TRY(collect(&l));
     MB_TRY(find_missing(&l));
     for (size_t i = 0; i < l.n; i++) {

@@ -150,9 +150,19 @@ class Push:
         if not multipart or o["size"] <= hub.part_bytes:
             return {"upload": {"href": f"{hub.cdn_url}/lfs/put/{oid}?sig=s", "header": {"X-Asked": "put"}}, "verify": verify}
         n = -(-o["size"] // hub.part_bytes)
-        header = {f"{i + 1:05d}": f"{hub.cdn_url}/lfs/part/{oid}/{i + 1}?sig=s" for i in range(n)}
-        return {"upload": {"href": f"{hub.cdn_url}/lfs/complete/{oid}?sig=s", "header": {**header, "chunk_size": str(hub.part_bytes)}},
+        signed = f"uploadId={self.begin_upload(oid)}&sig=s"
+        header = {f"{i + 1:05d}": f"{hub.cdn_url}/lfs/part/{oid}/{i + 1}?{signed}" for i in range(n)}
+        return {"upload": {"href": f"{hub.cdn_url}/lfs/complete/{oid}?{signed}", "header": {**header, "chunk_size": str(hub.part_bytes)}},
                 "verify": verify}
+
+    def begin_upload(self, oid):
+        """Each question begins another upload in parts, whose parts go with no other's; unless the test says otherwise."""
+        hub = self.server.hub
+        with hub.lock:
+            if not hub.same_upload or oid not in hub.uploads.values():
+                hub.n_uploads += 1
+                hub.uploads[str(hub.n_uploads)] = oid
+            return max((k for k, v in hub.uploads.items() if v == oid), key=int)
 
     def verify(self, body):
         hub, want = self.server.hub, json.loads(body)
@@ -184,16 +194,24 @@ class Push:
 
     def storage_put(self, url):
         m = re.fullmatch(r"/lfs/(put|part)/([0-9a-f]{64})(?:/(\d+))?", url.path)
-        if not m or url.query != "sig=s":
+        if not m or not url.query.endswith("sig=s"):
             return None, None
         return m[1], lambda body: self.take_bytes(m[2], m[3], body)
+
+    def upload_of(self, oid):
+        """The upload in parts that the address names, when the storage knows it."""
+        m = re.search(r"[?&]uploadId=(\d+)&", self.path)
+        return m[1] if m and self.server.hub.uploads.get(m[1]) == oid else None
 
     def take_bytes(self, oid, part, body):
         hub = self.server.hub
         if "Authorization" in self.headers:
             return self.reply(400, b"<Error>a token has no business here</Error>")
         if part:
-            hub.parts[oid, int(part)] = body
+            upload = self.upload_of(oid)
+            if not upload:
+                return self.reply(404, b"<Error>NoSuchUpload</Error>")
+            hub.parts[upload, int(part)] = body
             return self.reply(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
         if hashlib.sha256(body).hexdigest() != oid:
             return self.reply(400, b"<Error>BadDigest</Error>")
@@ -202,14 +220,18 @@ class Push:
 
     def storage_post(self, url):
         m = re.fullmatch(r"/lfs/complete/([0-9a-f]{64})", url.path)
-        return ("complete", lambda body: self.complete(m[1], body)) if m and url.query == "sig=s" else (None, None)
+        return ("complete", lambda body: self.complete(m[1], body)) if m and url.query.endswith("sig=s") else (None, None)
 
     def complete(self, oid, body):
         hub, want = self.server.hub, json.loads(body)
-        parts = [hub.parts.get((oid, p["partNumber"]), b"") for p in want["parts"]]
+        upload = self.upload_of(oid)
+        if not upload:
+            return self.reply(404, b"<Error>NoSuchUpload</Error>")
+        parts = [hub.parts.get((upload, p["partNumber"]), b"") for p in want["parts"]]
         good = want["oid"] == oid and [p["partNumber"] for p in want["parts"]] == list(range(1, len(parts) + 1))
         good = good and [p["etag"] for p in want["parts"]] == [f'"{hashlib.md5(p).hexdigest()}"' for p in parts]
         if not good or hashlib.sha256(b"".join(parts)).hexdigest() != oid:
             return self.reply(400, b"<Error>InvalidPart</Error>")
         hub.lfs[oid] = b"".join(parts)
+        del hub.uploads[upload]
         return self.json(200, {"success": True})

@@ -259,6 +259,7 @@ class Hub:
         self.servers = []
         self.writer = None         # the token that may write; see hub_push.py
         self.lfs, self.parts, self.push_faults, self.part_bytes = {}, {}, {}, 100_000
+        self.uploads, self.n_uploads, self.same_upload = {}, 0, False  # in parts, by their number
         self.moved = {}            # old name -> new name
 
     def __enter__(self):
@@ -294,13 +295,15 @@ class Hub:
                     return f[0], f[1]
         return None, 0
 
-    def push_fault(self, step, what, times=1):
-        self.push_faults.setdefault(step, []).append([what, times])
+    def push_fault(self, step, what, times=1, after=0):
+        self.push_faults.setdefault(step, []).append([what, times, after])
 
     def take_push_fault(self, step):
         with self.lock:
             for f in self.push_faults.get(step, []):
-                if f[1] > 0:
+                if f[2] > 0:
+                    f[2] -= 1
+                elif f[1] > 0:
                     f[1] -= 1
                     return f[0]
         return None

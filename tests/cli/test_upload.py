@@ -271,6 +271,95 @@ def test_interrupted(hub, store, model, sig):
     assert sorted(p.name for p in path.iterdir()) == sorted({n.split("/")[0] for n in files})  # nothing was left in the folder
 
 
+def parts_sent(hub):
+    return [int(p.split("?")[0].rsplit("/", 1)[1]) for p in hub.puts() if "/lfs/part/" in p]
+
+
+def begin_and_kill(hub, store, path, sig):
+    """Two parts of three have arrived."""
+    hub.push_fault("part", "hold", after=2)
+    p = store.start("upload", path, "--upload-repo", NAME)
+    assert hub.held.wait(300)
+    p.send_signal(sig)
+    p.communicate(timeout=300)
+    hub.release.set()
+    hub.requests.clear()
+
+
+def notes(store):
+    return list((store.home / "own/uploads").iterdir())
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+def test_parts_that_arrived_are_not_sent_again(hub, store, model, sig):
+    """The storage has two parts of three; a new question to the hub would begin another upload. The third goes alone, and what was
+    noted for it, for this user's eyes only, is gone behind it."""
+    path, files = model
+    begin_and_kill(hub, store, path, sig)
+    assert len(notes(store)) == 1 and notes(store)[0].stat().st_mode & 0o777 == 0o600
+    got = json.loads(up(store, path, "--json").stdout)
+    assert head(hub) == files and parts_sent(hub) == [3] and not notes(store)
+    large = files["model-00002-of-00003.safetensors"]
+    assert got["resumed_bytes"] == 200_000
+    assert got["sent_bytes"] == len(large) - 200_000 + len(files["model-00003-of-00003.safetensors"])
+
+
+@pytest.mark.parametrize("what", ["given up", "too old", "torn", "another's", "not ours", "no json", "a link", "not complete"])
+def test_parts_that_cannot_be_gone_on_with(hub, store, model, what, tmp_path):
+    """The storage has given the upload up, refuses the old addresses, lost a part; the note is damaged, of another repository or not a
+    file of ours: begun anew, or with what is good of it, and the result is the same."""
+    path, files = model
+    begin_and_kill(hub, store, path, signal.SIGKILL)
+    note, = notes(store)
+    lines = note.read_bytes().splitlines(keepends=True)
+    assert [json.loads(x).get("partNumber") for x in lines] == [None, 1, 2]
+    wanted = [1, 2, 3]
+    if what == "given up":
+        hub.uploads.clear()
+    elif what == "too old":
+        hub.push_fault("part", 403)
+        wanted = [3, 1, 2, 3]
+    elif what == "torn":
+        note.write_bytes(b"".join(lines)[:-7])
+        wanted = [2, 3]
+    elif what == "another's":
+        note.write_bytes(lines[0].replace(b"/me/tiny", b"/me/else") + lines[1] + lines[2])
+    elif what == "not ours":
+        note.write_bytes(lines[0].replace(b'"100000"', b'"0"') + lines[1] + lines[2])
+    elif what == "no json":
+        note.write_bytes(b"\xff\n" + lines[1])
+    elif what == "a link":
+        note.rename(tmp_path / "elsewhere")
+        note.symlink_to(tmp_path / "elsewhere")
+    else:
+        hub.parts = {k: v for k, v in hub.parts.items() if k[1] != 1}
+        wanted = [3, 1, 2, 3]
+    if what == "given up":
+        wanted = [3, 1, 2, 3]
+    up(store, path)
+    assert head(hub) == files and parts_sent(hub) == wanted
+    assert what == "a link" or not notes(store)
+
+
+def test_old_notes_are_swept(hub, store, model):
+    path, _ = model
+    folder(store.home, {"own/uploads/old.parts": b"", "own/uploads/new.parts": b"", "own/uploads/other": b""})
+    for name in ("old.parts", "other"):
+        os.utime(store.home / "own/uploads" / name, (1, 1))
+    up(store, path)
+    assert sorted(p.name for p in notes(store)) == ["new.parts", "other"]
+
+
+def test_a_signature_that_ends_between_parts(hub, store, model):
+    """New addresses of the same upload: what has arrived stays."""
+    path, files = model
+    hub.same_upload = True
+    hub.push_fault("part", 403, after=1)
+    got = json.loads(up(store, path, "--json").stdout)
+    assert head(hub) == files and parts_sent(hub) == [1, 2, 2, 3] and got["resumed_bytes"] == 0
+    assert got["sent_bytes"] == sum(len(v) for k, v in files.items() if is_lfs(k))
+
+
 @pytest.mark.parametrize("victim", ["README.md", "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"])
 def test_a_folder_that_changes(hub, store, model, victim):
     """A file that was hashed, sent, or is on its way becomes another: no commit."""
