@@ -28,6 +28,11 @@ static void print_memory(const struct fit_report *r)
     printf("  memory    weights %s + scratch %s + KV of %d tokens %s = %s; %s may be used: %s\n", model_size_text(r->weights_bytes, a),
            model_size_text(r->transient_bytes, b), (int)r->n_context, model_size_text(r->kv_bytes, c),
            model_size_text(r->total_bytes, d), model_size_text(r->usable_bytes, e), r->fits ? "fits" : "does not fit");
+    if (r->kept_bytes)
+        printf("            + %s that the prompt cache keeps of it while there is room = %s\n", model_size_text(r->kept_bytes, a),
+               model_size_text(r->total_bytes + r->kept_bytes, b));
+    if (r->scratch_bytes > r->transient_bytes)
+        printf("            scratch is up to %s when requests fill a step; so much is set aside\n", model_size_text(r->scratch_bytes, a));
 }
 
 static void print_experts(const struct fit_view *v)
@@ -96,6 +101,8 @@ static mb_status print_json(const struct flags *f, const struct fit_view *v, mb_
     json_write_string(&more, v->here.device, strlen(v->here.device));
     if (v->model.info.expert_bytes)
         buf_printf(&more, ", \"expert_bytes\": %zu, \"expert_cache_bytes\": %zu", v->model.info.expert_bytes, v->model.info.expert_cache_bytes);
+    buf_printf(&more, ", \"scratch_bytes\": %zu, \"kept_bytes\": %zu, \"expected_bytes\": %zu", v->report.scratch_bytes, v->report.kept_bytes,
+               v->report.total_bytes + v->report.kept_bytes);
     buf_printf(&more, ", \"tier\": \"%s\", \"kv\": \"%s\", \"predicted_prefill_tps\": ", mb_tier_name(v->model.tier),
                mb_kv_name((enum kv_format)v->model.info.kv_format));
     json_write_double(&more, v->report.prefill_tps);

@@ -44,6 +44,8 @@ mb_status fit_model_read(struct fit_model *out, const struct engine_load *opt, m
 {
     memset(out, 0, sizeof *out);
     out->tier = opt->tier;
+    out->prefill_chunk = opt->engine.prefill_chunk > 0 ? opt->engine.prefill_chunk : INT32_MAX;
+    out->prompt_cache_bytes = opt->engine.prompt_cache_bytes;
     mb_status st = engine_load_estimate(opt, &out->info, &out->size, err);
     return st == MB_NO_MEMORY && out->info.usable_bytes > 0 ? MB_OK : st;
 }
@@ -121,14 +123,27 @@ bool fit_is_resident(const struct fit_model *m)
 
 /* --- memory --- */
 
+static size_t kept(const struct fit_model *m, int32_t n_context, int32_t n_rows, size_t room)
+{
+    const struct model_size *z = &m->size;
+    size_t cache = m->prompt_cache_bytes, bytes;
+    if (n_rows > z->touched.rows_max) n_rows = z->touched.rows_max;
+    bytes = kv_pages_kept_bytes(z->kinds, z->n_kinds, n_context, n_rows, cache > 0);
+    if (cache > 0 && bytes > cache) bytes = cache;
+    return bytes < room ? bytes : room;
+}
+
 static void set_memory(struct fit_report *r, const struct fit_model *m, size_t usable, int32_t n_context)
 {
     const struct model_size *z = &m->size;
+    int32_t n_rows = n_context < m->prefill_chunk ? n_context : m->prefill_chunk;
     r->n_context = n_context;
     r->weights_bytes = z->weight_bytes + m->info.expert_cache_bytes;
-    r->transient_bytes = z->scratch_bytes;
+    r->scratch_bytes = z->scratch_bytes;
+    r->transient_bytes = model_size_touched(z, n_rows, n_context);
     r->kv_bytes = kv_pages_bytes(z->kinds, z->n_kinds, n_context);
     r->total_bytes = r->weights_bytes + r->transient_bytes + r->kv_bytes;
+    r->kept_bytes = kept(m, n_context, n_rows, usable > r->total_bytes ? usable - r->total_bytes : 0);
     r->usable_bytes = usable;
     r->fits = r->max_safe_context > 0 && n_context <= r->max_safe_context;
 }

@@ -17,6 +17,8 @@ struct fit_model {
     struct engine_loaded info;
     struct model_size size;
     enum fidelity_tier tier;
+    int32_t prefill_chunk;    /* rows of a prompt in one step, at most */
+    size_t prompt_cache_bytes;
 };
 
 struct fit_report {
@@ -24,7 +26,9 @@ struct fit_report {
     int32_t n_context;        /* asked for, at most the model's */
     size_t weights_bytes; /* with the cache of offloaded experts. When that does not hold all of them no speed is predicted: it would
                              be the disk's, and depend on the text */
-    size_t kv_bytes, transient_bytes, total_bytes, usable_bytes;
+    size_t kv_bytes, transient_bytes, total_bytes, usable_bytes; /* transient: scratch that one request of n_context tokens touches */
+    size_t scratch_bytes;     /* what admission counts for it: the largest step of any requests, with adapters */
+    size_t kept_bytes;        /* pages that stay besides while there is room: the prompt cache's (kv_pages_kept_bytes) */
     int32_t max_safe_context; /* tokens of one request; 0: the model does not fit at all */
     double decode_tps;        /* 0: the machine has not been measured */
     double prefill_tps;       /* of a prompt of n_context tokens; 0: not known */

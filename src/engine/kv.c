@@ -331,6 +331,28 @@ size_t kv_pages_bytes(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_to
     return bytes;
 }
 
+/* 1, 2, 4 .. pages of the prompt, its end, and the end of the text. */
+static int64_t copies_of_state(int32_t n_tokens)
+{
+    int64_t n = 2;
+    for (int64_t at = KV_PAGE_TOKENS; at < n_tokens; at *= 2) n++;
+    return n;
+}
+
+size_t kv_pages_kept_bytes(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_tokens, int32_t n_rows, bool cached)
+{
+    int64_t need[KV_MAX_KINDS], all = ((int64_t)n_tokens + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
+    int64_t step = ((int64_t)n_rows + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
+    size_t bytes = 0;
+    kv_pages_needed(kinds, n_kinds, n_tokens, need);
+    for (int32_t k = 0; k < n_kinds; k++) {
+        int64_t kept = kinds[k].type == KIND_WINDOW ? all - need[k] : kinds[k].type == KIND_STATE && cached ? copies_of_state(n_tokens) : 0;
+        if (!cached && kept > step) kept = step;
+        bytes += (size_t)kept * page_bytes_of(&kinds[k]);
+    }
+    return bytes;
+}
+
 void kv_pool_usage(const struct kv_pool *p, struct kv_usage *out)
 {
     memset(out, 0, sizeof *out);

@@ -53,6 +53,9 @@ struct kv_pool {
 size_t kv_pool_bytes_for(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_tokens);
 /* Bytes of the pages that one sequence of n_tokens holds. */
 size_t kv_pages_bytes(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_tokens);
+/* Bytes of further pages that stay filled behind one sequence of n_tokens while the pool has room, and go when it has none: with the
+ * prompt cache the pages that a window has left and copies of recurrent states; without it what one step of n_rows adds to a window. */
+size_t kv_pages_kept_bytes(const struct kv_kind *kinds, int32_t n_kinds, int32_t n_tokens, int32_t n_rows, bool cached);
 /* Largest n_tokens (up to n_max) of one sequence in a pool of so many bytes: kv_pool_max_tokens before there is a pool. */
 int32_t kv_pool_tokens_for(const struct kv_kind *kinds, int32_t n_kinds, size_t pool_bytes, int32_t n_max);
 /* Cut pool_bytes into chunks and reserve them with the stepper. MB_INVALID: not even one chunk a kind. */

@@ -14,6 +14,18 @@
 #define MODEL_LORA_RANK 64 /* largest rank of an adapter unless --max-lora-rank says otherwise */
 #define MODEL_DRAWS_AT_ONCE 64 /* drawing positions whose logits exist at the same time */
 
+static int32_t first_positions(const struct model *m)
+{
+    return m->spec.n_context < ROPE_FIRST_POSITIONS ? m->spec.n_context : ROPE_FIRST_POSITIONS;
+}
+
+/* In steps of a quarter more, so that a long decode does not stop at every token. */
+static int32_t positions_filled(int32_t n, int32_t n_context)
+{
+    int64_t up_to = (int64_t)n + n / 4;
+    return up_to < n_context ? (int32_t)up_to : n_context;
+}
+
 static mb_status rope_tables_open(struct model *m, mb_error *err)
 {
     m->ropes = arena_alloc_array(&m->arena, (size_t)m->spec.n_ropes, sizeof *m->ropes);
@@ -25,8 +37,7 @@ static mb_status rope_tables_open(struct model *m, mb_error *err)
         m->ropes[i].cs = p;
         m->ropes[i].reserved_bytes = bytes;
     }
-    return model_reserve_positions(m, m->spec.n_context < ROPE_FIRST_POSITIONS ? m->spec.n_context : ROPE_FIRST_POSITIONS,
-                                   err);
+    return model_reserve_positions(m, first_positions(m), err);
 }
 
 mb_status model_reserve_positions(struct model *m, int32_t n, mb_error *err)
@@ -36,11 +47,9 @@ mb_status model_reserve_positions(struct model *m, int32_t n, mb_error *err)
     for (int i = 0; i < m->spec.n_ropes; i++) {
         struct rope_table *t = &m->ropes[i];
         if (t->n_filled >= n) continue;
-        /* In steps of a quarter more, so that a long decode does not stop at every token. */
-        int64_t up_to = (int64_t)n + n / 4;
-        if (up_to > m->spec.n_context) up_to = m->spec.n_context;
-        rope_table_fill(&m->spec.ropes[i], m->spec.n_context, t->n_filled, (int32_t)up_to, t->cs);
-        t->n_filled = (int32_t)up_to;
+        int32_t up_to = positions_filled(n, m->spec.n_context);
+        rope_table_fill(&m->spec.ropes[i], m->spec.n_context, t->n_filled, up_to, t->cs);
+        t->n_filled = up_to;
     }
     return MB_OK;
 }
@@ -101,6 +110,45 @@ static size_t scratch_of(struct model *m)
     struct compile_options one = { .n_rows_max = 1 };
     return m->ops->scratch_bytes(m->device, &m->plan, &m->compile_opt) +
            (m->spec.canvas.n > 0 ? m->ops->scratch_bytes(m->device, &m->canvas_plan, &one) : 0);
+}
+
+/* Of it, what steps of one request without an adapter touch that have at most so many rows and a context of n: the same count over a
+ * smaller plan. */
+static size_t scratch_touched(struct model *m, struct plan *bare, int32_t rows, int32_t n)
+{
+    struct compile_options one = { .n_rows_max = 1 };
+    bare->m_max = rows;
+    bare->n_context = n;
+    bare->n_draw_max = 1;
+    return m->ops->scratch_bytes(m->device, bare, &one) +
+           (m->spec.canvas.n > 0 ? m->ops->scratch_bytes(m->device, &m->canvas_plan, &one) : 0);
+}
+
+/* Linear in rows and in context, up to rounding. */
+static mb_status size_touched(struct model *m, struct model_size *out, mb_error *err)
+{
+    int32_t rows = m->plan.m_max, n = m->spec.n_context;
+    struct plan bare;
+    out->touched.rows_max = rows;
+    out->touched.n_context = n;
+    out->touched.positions_first = positions_filled(first_positions(m), n);
+    for (int32_t i = 0; i < m->spec.n_ropes; i++) out->touched.position_bytes += (double)m->spec.ropes[i].n_rot * sizeof(float);
+    out->touched.fixed_bytes = out->scratch_bytes;
+    if (!m->ops->scratch_as_used) return MB_OK;
+    MB_TRY(plan_build_bare(m, &bare, err));
+    size_t least = scratch_touched(m, &bare, 1, 1);
+    out->touched.fixed_bytes = least;
+    if (rows > 1) out->touched.row_bytes = (double)(scratch_touched(m, &bare, rows, 1) - least) / (rows - 1);
+    if (n > 1) out->touched.key_bytes = (double)(scratch_touched(m, &bare, 1, n) - least) / (n - 1);
+    return MB_OK;
+}
+
+size_t model_size_touched(const struct model_size *z, int32_t n_rows, int32_t n)
+{
+    int32_t rows = n_rows < z->touched.rows_max ? n_rows : z->touched.rows_max, last = z->touched.positions_first;
+    if (n > last) last = positions_filled(n, z->touched.n_context);
+    double more = (rows > 1 ? rows - 1 : 0) * z->touched.row_bytes + (n > 1 ? n - 1 : 0) * z->touched.key_bytes;
+    return z->touched.fixed_bytes + (size_t)(more + last * z->touched.position_bytes);
 }
 
 static mb_status compile_plans(struct model *m, mb_error *err)
@@ -332,6 +380,7 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
         out->n_layer = m->spec.n_layer;
         out->d_model = m->spec.d_model;
         out->n_vocab = m->spec.n_vocab;
+        st = size_touched(m, out, err);
     }
     model_close(m);
     return st;

@@ -58,7 +58,12 @@ struct weight *model_weight_at(struct model *m, size_t i);
 mb_status model_weight_replace(struct model *m, struct weight *w, const struct weight_source *src, mb_error *err);
 /* Memory this directory would take, from config and headers alone: weights, scratch, bytes of one page of each kind. */
 struct model_size {
-    size_t weight_bytes, scratch_bytes;
+    size_t weight_bytes, scratch_bytes; /* scratch: of the largest step */
+    struct {                     /* model_size_touched */
+        size_t fixed_bytes;
+        double row_bytes, key_bytes, position_bytes;
+        int32_t rows_max, positions_first, n_context;
+    } touched;
     size_t expert_bytes, expert_slot_bytes; /* offloaded: all experts, which are not in weight_bytes; the largest of them */
     struct kv_kind kinds[KV_MAX_KINDS];
     int32_t n_kinds;
@@ -75,5 +80,8 @@ struct model_size {
     int32_t n_layer, d_model, n_vocab;
 };
 mb_status model_size_estimate(struct model_size *out, const char *dir, const struct model_options *opt, mb_error *err);
+/* Bytes of scratch that become memory, and of tables of positions, behind one request without an adapter whose largest step has at
+ * most n_rows rows and whose context has grown to n. Where a backend takes scratch as a whole: scratch_bytes, and the tables. */
+size_t model_size_touched(const struct model_size *z, int32_t n_rows, int32_t n);
 
 #endif

@@ -129,5 +129,7 @@ mb_status bind_weights(struct model *m, const struct checkpoint *c, const struct
 
 /* Write the plan over the bound weights (steps point into m), and that of canvases where there are any. */
 mb_status plan_build(struct model *m, mb_error *err);
+/* The plan of rows alone once more, without room for adapters: for counting. Its steps lie in the model's arena. */
+mb_status plan_build_bare(struct model *m, struct plan *out, mb_error *err);
 
 #endif

@@ -580,6 +580,14 @@ static mb_status build(struct model *m, struct plan *p, bool canvas, mb_error *e
     return MB_OK;
 }
 
+mb_status plan_build_bare(struct model *m, struct plan *out, mb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    out->m_max = m->plan.m_max;
+    out->n_draw_max = m->plan.n_draw_max;
+    return build(m, out, false, err);
+}
+
 mb_status plan_build(struct model *m, mb_error *err)
 {
     struct plan *c = &m->canvas_plan;

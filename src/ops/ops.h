@@ -91,6 +91,7 @@ struct ops_rates {
 struct ops {
     const char *name;         /* "cpu", "cuda" */
     bool async;
+    bool scratch_as_used;     /* scratch becomes memory where a step first writes; else all of it is taken at compile */
 
     mb_status (*device_open)(struct device **out, const struct device_options *opt, mb_error *err);
     void (*device_close)(struct device *d);

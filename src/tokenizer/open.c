@@ -6,6 +6,7 @@
  * are parsed as if there were none. At most IMAGES_MAX images are kept; the oldest go.
  */
 #include <dirent.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -107,16 +108,22 @@ static void drop_oldest(const char *folder)
     if (n >= IMAGES_MAX) unlink(oldest);
 }
 
-static void store(const struct tokenizer *t, const struct buf *sections, const char *folder, const char *path, uint64_t key)
+/* *t as an image, and from it: a file's pages are no memory of this process, as the tables are that were made. */
+static void store(struct tokenizer **t, const struct buf *sections, const char *folder, const char *path, uint64_t key)
 {
     mb_error why;
+    struct tokenizer *mapped;
     struct str text = { sections->data, sections->len };
-    if (dir_make(folder, &why) != MB_OK) {
+    mb_status st = dir_make(folder, &why);
+    if (st == MB_OK && !file_exists(path)) drop_oldest(folder);
+    if (st == MB_OK) st = image_write(*t, text, path, key, &why);
+    if (st == MB_OK) st = image_open(&mapped, path, key, &why);
+    if (st != MB_OK) {
         LOGD("tokenizer", "cache: %s", why.text);
         return;
     }
-    if (!file_exists(path)) drop_oldest(folder);
-    if (image_write(t, text, path, key, &why) != MB_OK) LOGD("tokenizer", "cache: %s", why.text);
+    tokenizer_close(*t);
+    *t = mapped;
 }
 
 mb_status tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *cache_dir, mb_error *err)
@@ -135,8 +142,9 @@ mb_status tokenizer_open_cached(struct tokenizer **out, const char *dir, const c
         struct buf sections;
         buf_init(&sections, TOKENIZER_MAX_FILE);
         st = open_files(out, dir, &sections, err);
-        if (st == MB_OK && named && key_of(real) == key) store(*out, &sections, folder, path, key); /* unchanged meanwhile */
+        if (st == MB_OK && named && key_of(real) == key) store(out, &sections, folder, path, key); /* unchanged meanwhile */
         buf_free(&sections);
+        malloc_trim(0); /* a large tokenizer.json has left tens of megabytes behind */
     }
     free(real);
     return st;

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import struct
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,39 @@ def test_fit_report(cache):
     assert got["typical_context_tokens"] == min(8192, got["context_tokens"]) and got["typical_decode_tps"] > 0
     assert got["measured_decode_tps"] is None and got["measured_at"] is None
     assert got["sku_matrix_ctx"] == 32768 and got["sku_matrix"] == []
+
+
+def private_bytes(pid):
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+
+
+@pytest.mark.skipif("asan" in MLX_BUN or "tsan" in MLX_BUN, reason="their own memory is larger than the model's")
+def test_fit_says_what_a_request_takes(cache):
+    """REG-113: what memory a server has taken behind a request of N tokens grows with N as fit says. (Of real models the whole is within
+    10 %: bench/fit.py; these are smaller than the program.)"""
+    args = ["--threads", "1", "--cache-dir", str(cache)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}
+    for model in (LLAMA, TINY / "gemma3"):
+        p = subprocess.Popen([MLX_BUN, "serve", str(model), "--port", "0", "--no-open", *args], stdout=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL, text=True, env=env, cwd=ROOT)
+        try:
+            url = next(m[1] for line in p.stdout if (m := re.search(r"url +(http://\S+)/v1", line)))
+            seen = []
+            for words in (4, 200):
+                text = json.dumps({"prompt": "a b " * words, "max_tokens": 2, "ignore_eos": True}).encode()
+                request = urllib.request.Request(url + "/v1/completions", text, {"content-type": "application/json"})
+                n = json.loads(urllib.request.urlopen(request, timeout=300).read())["usage"]["total_tokens"]
+                seen.append((n, private_bytes(p.pid)))
+        finally:
+            p.terminate()
+            p.wait()
+            p.stdout.close()
+        said = [fit(cache, model, "--threads", "1", "--ctx", n) for n, _ in seen]
+        for s in said:
+            assert s["expected_bytes"] == s["report"]["total_bytes"] + s["kept_bytes"] <= s["report"]["usable_bytes"]
+            assert s["scratch_bytes"] == said[0]["scratch_bytes"] > s["report"]["transient_bytes"]
+        grown, predicted = seen[1][1] - seen[0][1], said[1]["expected_bytes"] - said[0]["expected_bytes"]
+        assert seen[1][0] > seen[0][0] + 100 and abs(grown - predicted) < predicted / 2, (model, seen, predicted)
 
 
 def test_fit_is_the_same_twice(cache):

@@ -64,6 +64,58 @@ static void test_plan_is_what_the_engine_decides(void **state)
     assert_true(r.decode_tps == 0); /* not measured */
 }
 
+/* What a request touches of scratch grows with its prompt, up to the rows of one step, and is never more than what is set aside. */
+static void test_scratch_that_is_touched(void **state)
+{
+    static const char *const dirs[] = { TINY "llama", TINY "gemma3", TINY "qwen3_moe" };
+    for (int i = 0; i < 3; i++) {
+        struct fit_model m = model_of(dirs[i], 1 << 30);
+        struct fit_report one, some, all;
+        int32_t n = m.info.n_context;
+        fit_report_make(&one, &m, NULL, 1);
+        fit_report_make(&some, &m, NULL, n / 4);
+        fit_report_make(&all, &m, NULL, n);
+        assert_true(one.transient_bytes < some.transient_bytes && some.transient_bytes < all.transient_bytes);
+        assert_int_equal(one.scratch_bytes, m.info.scratch_bytes); /* admission's own */
+        assert_int_equal(all.scratch_bytes, m.info.scratch_bytes);
+        size_t tables = model_size_touched(&m.size, 0, n) - model_size_touched(&m.size, 0, 0);
+        assert_true(all.transient_bytes <= m.info.scratch_bytes + tables + (size_t)(m.size.touched.positions_first * m.size.touched.position_bytes));
+        double row = (double)(some.transient_bytes - one.transient_bytes) / (n / 4 - 1);
+        assert_true(row > 4.0 * m.size.d_model); /* at least the residual */
+        m.prefill_chunk = 16; /* a step takes no more of it: only the context grows */
+        fit_report_make(&all, &m, NULL, n);
+        assert_true(all.transient_bytes < some.transient_bytes);
+    }
+}
+
+/* Behind a window the prompt cache keeps pages while there is room; nothing is kept of a model without windows. */
+static void test_pages_that_are_kept(void **state)
+{
+    const struct kv_kind kinds[] = { { .type = KIND_FULL, .page_bytes = 8192 }, { .type = KIND_WINDOW, .window = 128, .page_bytes = 4096 } };
+    const struct kv_kind recurrent[] = { { .type = KIND_STATE, .page_bytes = 4096 } };
+    assert_int_equal(kv_pages_kept_bytes(kinds, 2, 192, 192, true), 0);
+    assert_int_equal(kv_pages_kept_bytes(kinds, 2, 1024, 1024, true), (16 - 3) * 4096);
+    assert_int_equal(kv_pages_kept_bytes(kinds, 2, 1024, 256, false), 4 * 4096); /* what one step adds to the window */
+    assert_int_equal(kv_pages_kept_bytes(recurrent, 1, 1000, 1000, true), (2 + 4) * 4096); /* at 1, 2, 4, 8 pages, and two ends */
+    assert_int_equal(kv_pages_kept_bytes(recurrent, 1, 1000, 1000, false), 0);
+    struct fit_model m = model_of(TINY "gemma3", 1 << 30);
+    struct fit_report r;
+    int32_t n = m.info.n_context;
+    m.prompt_cache_bytes = (size_t)1 << 30;
+    fit_report_make(&r, &m, NULL, n);
+    size_t all = kv_pages_kept_bytes(m.size.kinds, m.size.n_kinds, n, n, true);
+    assert_true(all > 0);
+    assert_int_equal(r.kept_bytes, all);
+    assert_int_equal(r.total_bytes, r.weights_bytes + r.kv_bytes + r.transient_bytes);
+    m.prompt_cache_bytes = 4096;
+    fit_report_make(&r, &m, NULL, n);
+    assert_int_equal(r.kept_bytes, 4096);
+    m.prompt_cache_bytes = (size_t)1 << 30;
+    m.info.usable_bytes = r.total_bytes + 100; /* hardly any room */
+    fit_report_make(&r, &m, NULL, n);
+    assert_int_equal(r.kept_bytes, 100);
+}
+
 /* REG-115: a layer with a window stops growing at it. */
 static void test_windows_stop_growing(void **state)
 {
@@ -373,6 +425,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_is_what_the_engine_decides),
+        cmocka_unit_test(test_scratch_that_is_touched),
+        cmocka_unit_test(test_pages_that_are_kept),
         cmocka_unit_test(test_windows_stop_growing),
         cmocka_unit_test(test_a_model_that_does_not_fit),
         cmocka_unit_test(test_the_same_twice),

@@ -4,6 +4,7 @@
 const struct ops ops_cpu = {
     .name = "cpu",
     .async = false,
+    .scratch_as_used = true,
     .device_open = cpu_device_open,
     .device_close = cpu_device_close,
     .device_describe = cpu_device_describe,
