@@ -86,6 +86,10 @@ static double kv_rate(const double rates[KV_FORMAT_COUNT], int format)
     return rates[format] > 0 ? rates[format] : rates[KV_F16];
 }
 
+/* Of the rates that threads reach in their best rounds, what is left of a token of many short regions: at each end the others wait for
+ * whoever the system or a neighbour held up. Alone nobody waits. docs/models.md has the measurement. */
+static const double together_share = 0.82;
+
 double fit_decode_s(const struct fit_model *m, const struct ops_rates *rates, int32_t n_context)
 {
     const struct model_size *z = &m->size;
@@ -96,7 +100,7 @@ double fit_decode_s(const struct fit_model *m, const struct ops_rates *rates, in
     for (int c = 0; c < OPS_CLASSES; c++) s += over(z->read[c].bytes, rates->weight_bytes_s[c][m->tier]);
     for (int32_t k = 0; k < z->n_kinds; k++)
         s += over(z->attend[k].bytes * seen(&z->kinds[k], n_context), kv_rate(rates->kv_bytes_s, z->kinds[k].format));
-    return s;
+    return n_threads > 1 ? s / together_share : s;
 }
 
 /* Of the rate of products with weights and inputs in a cache, what a prompt reaches: the rest goes into norms, activations, and

@@ -82,7 +82,7 @@ struct ops_rates {
     double macs_s[OPS_CLASSES][OPS_TIERS];         /* multiply-adds in products with many rows */
     double kv_bytes_s[KV_FORMAT_COUNT];            /* pages from memory in attention of one token */
     double attn_macs_s[KV_FORMAT_COUNT];           /* multiply-adds in attention of many tokens */
-    double region_s;                               /* a barrier of all threads, with nothing to do in between */
+    double region_s;                               /* a region of a step besides its work: barrier, imbalance, begin of a stream */
     double value_s[OPS_TIERS];                     /* one thread: one value through a norm into a linear input */
     double vocab_s;                                /* one thread: one logit through maximum, sum and draw */
     int32_t n_threads;

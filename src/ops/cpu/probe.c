@@ -19,10 +19,10 @@ enum {
     HEAD = 128, QUERIES = 4,     /* attention of one token: a head's width, query heads of a KV head */
     TILE_QUERIES = 48,           /* of many */
     VALUES = 4096, VOCAB = 32768,
-    EMPTY_REGIONS = 500
+    REGION_TILES = 4             /* of a thread, as a pass over a matrix has them (passes.c) */
 };
 #define FILL 0x3c
-#define LEAST_BYTES ((size_t)64 << 20)
+#define LEAST_BYTES ((size_t)128 << 20)
 #define MOST_BYTES ((size_t)1 << 30)
 #define SEGMENT_BYTES ((size_t)8 << 20) /* of memory in one round */
 
@@ -49,7 +49,7 @@ struct probe {
     cpu_matmul_fn matmul;
     enum kv_format format;
     int n_queries;
-    size_t tile_bytes, at;       /* bytes of memory of a tile; where this round begins */
+    size_t tile_bytes, at, next; /* bytes of memory of a tile; where this region begins, and the next one */
     int64_t n_tiles;             /* of a round */
     int32_t n_regions;           /* left in this round */
     void (*tile)(struct probe *p, int64_t i, struct probe_thread *t);
@@ -66,7 +66,10 @@ static int64_t open_round(void *ctx, int i_thread, const int32_t **bounds)
 {
     struct probe *p = ctx;
     (void)i_thread, (void)bounds;
-    return p->n_regions-- > 0 ? p->n_tiles : 0;
+    if (p->n_regions-- <= 0) return 0;
+    p->at = p->next;
+    p->next += (size_t)p->n_tiles * p->tile_bytes;
+    return p->n_tiles;
 }
 
 static void run_tile(void *ctx, int64_t i, int i_thread)
@@ -82,12 +85,11 @@ static double fastest(struct probe *p, int32_t n_regions)
     int64_t t_end = clock_now_ns() + (int64_t)(p->budget_s * 1e9), now;
     double best = 1e9;
     do {
-        if (p->at + (size_t)p->n_tiles * p->tile_bytes > p->size_bytes) p->at = 0;
+        if (p->next + (size_t)n_regions * (size_t)p->n_tiles * p->tile_bytes > p->size_bytes) p->next = 0;
         p->n_regions = n_regions;
         int64_t t0 = clock_now_ns();
         pool_run_regions(p->d->pool, &work, p);
         now = clock_now_ns();
-        p->at += (size_t)p->n_tiles * p->tile_bytes;
         if ((double)(now - t0) * 1e-9 < best) best = (double)(now - t0) * 1e-9;
     } while (now < t_end);
     return best > 1e-9 ? best : 1e-9;
@@ -98,7 +100,7 @@ static void set_tiles(struct probe *p, size_t tile_bytes, void (*tile)(struct pr
     p->tile = tile;
     p->tile_bytes = tile_bytes;
     p->n_tiles = (int64_t)(SEGMENT_BYTES / tile_bytes);
-    p->at = 0;
+    p->next = 0;
 }
 
 /* --- memory --- */
@@ -182,16 +184,16 @@ static void attention_rates(struct probe *p, enum kv_format format, struct ops_r
 
 /* --- the rest of a step --- */
 
-static void empty_tile(struct probe *p, int64_t i, struct probe_thread *t)
+/* What a region takes besides its bytes: the barrier, the wait for the last tile, and the first bytes of a stream, which nobody has
+ * prefetched. As in a step: one product after the other, each as a few tiles a thread; rate: the same in one large region. */
+static double region_seconds(struct probe *p, double rate)
 {
-    (void)p, (void)i, (void)t;
-}
-
-static double region_seconds(struct probe *p)
-{
-    set_tiles(p, 64, empty_tile);
-    p->n_tiles = pool_n_threads(p->d->pool);
-    return fastest(p, EMPTY_REGIONS) / EMPTY_REGIONS;
+    set_tiles(p, TILE_BLOCKS * p->w.block_bytes, one_row_tile);
+    p->n_tiles = REGION_TILES * pool_n_threads(p->d->pool);
+    size_t bytes = (size_t)p->n_tiles * p->tile_bytes, n = SEGMENT_BYTES / bytes;
+    if (n == 0) n = 1;
+    double s = fastest(p, (int32_t)n) / (double)n - (double)bytes / rate;
+    return s > 1e-9 ? s : 1e-9;
 }
 
 static double value_seconds(struct probe *p, enum act_form form)
@@ -234,7 +236,7 @@ static double vocab_seconds(struct probe *p)
 static size_t memory_bytes(void)
 {
     long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    size_t want = cache > 0 ? 2 * (size_t)cache : LEAST_BYTES;
+    size_t want = cache > 0 ? 4 * (size_t)cache : LEAST_BYTES;
     want = want < LEAST_BYTES ? LEAST_BYTES : want > MOST_BYTES ? MOST_BYTES : want;
     return want / SEGMENT_BYTES * SEGMENT_BYTES;
 }
@@ -259,9 +261,9 @@ static void measure(struct probe *p, double seconds, struct ops_rates *out)
     p->budget_s = seconds / (2 + 2 * (2 * OPS_TIERS + 1) + 2 * KV_FORMAT_COUNT);
     out->n_threads = pool_n_threads(p->d->pool);
     out->read_bytes_s = read_rate(p);
-    out->region_s = region_seconds(p);
     for (int tier = 0; tier < OPS_TIERS; tier++) {
         product_rates(p, OPS_CLASS_Q4, tier, out);
+        if (tier == TIER_L1) out->region_s = region_seconds(p, out->weight_bytes_s[OPS_CLASS_Q4][tier]);
         product_rates(p, OPS_CLASS_Q8, tier, out);
         out->value_s[tier] = value_seconds(p, forms[tier]);
     }
