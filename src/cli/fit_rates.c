@@ -21,7 +21,7 @@ static const struct { const char *name; size_t off; int n; } members[] = {
     { "macs_s", offsetof(struct ops_rates, macs_s), OPS_CLASSES * OPS_TIERS },
     { "kv_bytes_s", offsetof(struct ops_rates, kv_bytes_s), KV_FORMAT_COUNT },
     { "attn_macs_s", offsetof(struct ops_rates, attn_macs_s), KV_FORMAT_COUNT },
-    { "region_s", offsetof(struct ops_rates, region_s), 1 },
+    { "region_cost_s", offsetof(struct ops_rates, region_s), 1 },
     { "value_s", offsetof(struct ops_rates, value_s), OPS_TIERS },
     { "vocab_s", offsetof(struct ops_rates, vocab_s), 1 },
 };
