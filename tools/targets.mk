@@ -93,7 +93,7 @@ sanitized:
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
 	@$(RUN) c $(BUILD) $(SANITIZED_BINS)
 	@$(if $(filter asan,$(SAN)),$(RUN) replay $(BUILD) $(REPLAY_BINS),true)
-	@$(RUN) py $(BUILD) $(if $(filter tsan,$(SAN)),tests/http/test_openai_sdk.py,tests/http)
+	@$(RUN) py $(BUILD) $(if $(filter tsan,$(SAN)),tests/http/test_openai_sdk.py tests/http/test_hostile.py,tests/http)
 fuzzed:
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(FUZZ_BINS)
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt

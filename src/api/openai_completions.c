@@ -7,6 +7,10 @@ static mb_status compile(struct api_request *r, json_t *body, mb_error *err)
     const json_t *prompt = json_object_get(body, "prompt");
     if (!prompt) return mb_fail_at(err, MB_INVALID, "prompt", "prompt is required");
     if (!json_is_text(prompt)) return field_type_error("prompt", "str", err);
+    const json_t *suffix = field_get(body, "suffix");
+    if (suffix && !(json_is_text(suffix) && json_string_length(suffix) == 0))
+        return mb_fail_at(err, MB_UNSUPPORTED, "suffix",
+                          "suffix is not supported; write the marks that this model was trained to fill between into prompt");
     r->gen.input = GEN_TEXT;
     r->gen.text = (struct str){ json_string_value(prompt), json_string_length(prompt) };
     r->gen.raw_split = true;

@@ -64,6 +64,12 @@ def test_api212_logprobs_is_a_bool(llama):
     assert set(block) == {"content"}
 
 
+def test_suffix_is_refused(llama):
+    """A text to be filled in would come out as one that goes on: refused by name, unless there is nothing behind it."""
+    llama.refused(RAW, {"prompt": "a", "suffix": "b"}, "suffix is not supported")
+    assert llama.raw(temperature=0, suffix="")["choices"] == llama.raw(temperature=0, suffix=None)["choices"] == llama.raw(temperature=0)["choices"]
+
+
 def test_api213_no_echo(llama):
     """API-213: the prompt never comes back."""
     assert llama.raw(temperature=0, echo=True)["choices"] == llama.raw(temperature=0)["choices"]

@@ -44,7 +44,8 @@ static void run_requests(struct gen_engine *g)
     q[1].n_stops = 2;
     q[1].thinking = GIVEN_TRUE;
     q[3] = (struct gen_request){ .input = GEN_TEXT, .text = STR_LIT("hello world"), .n_choices = 1, .max_tokens = 9, .raw_split = true };
-    q[0].tools_json = "[{\"type\":\"function\",\"function\":{\"name\":\"ping\"}}]";
+    q[0].tools_json = "[{\"type\":\"function\",\"function\":{\"name\":\"ping\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":"
+                      "{\"type\":\"string\"}},\"required\":[\"a\"],\"additionalProperties\":false}}}]"; /* its call has an end that is put in */
     q[4].constraint = (struct gen_constraint){ .kind = CONSTRAINT_JSON_SCHEMA, .text = "{\"const\":\"hello world one two\"}" };
     for (int i = 0; i < 15; i++) {
         struct gen_stream *s;
