@@ -3,7 +3,7 @@
  *
  * A cell is a way to run (tier, KV format, requests together). `--run speed` measures the one that the flags say, alone
  * and with --batch requests; `--run features` all cells in one go (CFG-206); `--run recipes` the ways to run that the reference
- * recommends, and mlx_lm.server's own (ENG-265..269, CFG-122). Prompts are made-up ids, another one each
+ * recommends, and mlx_lm.server's own (ENG-265..269, CFG-122); what of them this version does not have is named, not left out. Prompts are made-up ids, another one each
  * time, so that nothing comes from the prompt cache; end tokens are ignored. Each figure is the median of --repeat rounds.
  */
 #include <stdlib.h>
@@ -22,6 +22,7 @@ struct cell {
     const char *tier, *kv;
     int32_t batch;
     const char *recipe; /* its name, NULL: none */
+    bool tight;         /* in no more memory than the requests need */
 };
 struct figures {
     double first_s, prefill_tok_s; /* first_s: until all requests have their first token */
@@ -32,8 +33,8 @@ struct bench {
     const char *path;
     int32_t n_prompt, n_tokens, n_rounds;
     uint32_t salt;      /* of the next prompt */
-    struct buf rows;    /* JSON */
-    int32_t n_rows;
+    struct buf rows, not_run; /* JSON */
+    int32_t n_rows, n_not_run;
     char device[96];
 };
 
@@ -192,6 +193,17 @@ static void add_row(struct bench *b, const struct cell *c, int32_t n, const stru
     fflush(stdout);
 }
 
+/* Weights, scratch, and pages for all requests of the cell: what --memory-budget must be at least. */
+static mb_status least_budget(const struct bench *b, const mb_options *opt, const struct mb_open_extra *x, uint64_t *out, mb_error *err)
+{
+    static struct fit_model m; /* large */
+    struct engine_load load;
+    MB_TRY(mb_extra_to_load(b->path, opt, x, &load, err));
+    MB_TRY(fit_model_read(&m, &load, err));
+    *out = fit_least_bytes(&m, b->n_prompt + b->n_tokens, opt->batch);
+    return MB_OK;
+}
+
 static mb_status open_cell(const struct bench *b, const struct cell *c, mb_engine **out, mb_error *err)
 {
     mb_options opt;
@@ -201,6 +213,7 @@ static mb_status open_cell(const struct bench *b, const struct cell *c, mb_engin
     opt.kv = c->kv;
     opt.batch = c->batch;
     opt.prompt_cache_bytes = UINT64_MAX; /* off: every prompt is computed */
+    if (c->tight && !b->f->memory_budget.given) MB_TRY(least_budget(b, &opt, &x, &opt.memory_budget_bytes, err));
     return mb_engine_open_extra(out, b->path, &opt, &x, err);
 }
 
@@ -249,25 +262,56 @@ static mb_status run_features(struct bench *b, int32_t batch, mb_error *err)
     static const char *const tiers[] = { "l1", "l2", "f32" }, *const kvs[] = { "off", "f16", "f32" };
     for (size_t t = 0; t < 3; t++)
         for (size_t k = 0; k < 3; k++) {
-            struct cell c = { tiers[t], kvs[k], batch, NULL };
+            struct cell c = { tiers[t], kvs[k], batch, NULL, false };
             MB_TRY(run_cell(b, &c, err));
         }
     return MB_OK;
 }
 
-/* What the reference's recipes come to in this version. NULL, 0: as the flags say. */
+/* What the reference's recipes come to here. NULL, 0: as the flags say. Prompts are all new, so that --ssd-cache has no part in any. */
 static const struct recipe {
-    const char *name, *tier;
+    const char *name, *tier, *kv;
     int32_t batch, n_tokens;
+    bool tight;
+    const char *elsewhere; /* why this verb cannot show it */
 } recipes[] = {
-    { "single user", NULL, 1, 0 },             /* ENG-265 */
-    { "several clients", NULL, 4, 0 },         /* ENG-266 */
-    { "mlx-lm's arithmetic", "l1", 1, 0 },     /* ENG-268 */
-    { "optiq's arithmetic", "l2", 1, 0 },
-    { "mlx_lm.server's policy", "l1", 1, 512 } /* CFG-122: greedy, one at a time, 512 tokens where nobody says a number */
+    { "single user", NULL, NULL, 1, 0, false, NULL },             /* ENG-265 */
+    { "several clients", NULL, NULL, 4, 0, false, NULL },         /* ENG-266 */
+    { "never-lagging interface", NULL, NULL, 1, 0, false,         /* ENG-267 */
+      "--isolate and --model-pool belong to serve: they decide who waits for whom, not how fast an engine is" },
+    { "mlx-lm's arithmetic", "l1", NULL, 1, 0, false, NULL },     /* ENG-268 */
+    { "optiq's arithmetic", "l2", NULL, 1, 0, false, NULL },
+    { "tight memory", NULL, NULL, 1, 0, true, NULL },             /* ENG-269: as the flags say, then packed */
+    { "tight memory", NULL, "8", 1, 0, true, NULL },
+    { "tight memory", NULL, "4", 1, 0, true, NULL },
+    { "tight memory", NULL, "config", 1, 0, true, NULL },
+    { "tight memory", NULL, "turbo", 1, 0, true, NULL },
+    { "mlx_lm.server's policy", "l1", NULL, 1, 512, false, NULL } /* CFG-122: greedy, one at a time, 512 tokens where nobody says a number */
 };
 
-/* ENG-267 and ENG-269 ask for --isolate and packed KV, which are not in this version. */
+static void add_not_run(struct bench *b, const struct recipe *r, const char *why)
+{
+    buf_printf(&b->not_run, "%s{\"recipe\":\"%s\",", b->n_not_run++ ? "," : "", r->name);
+    if (r->kv) buf_printf(&b->not_run, "\"kv\":\"%s\",", r->kv);
+    buf_append_str(&b->not_run, "\"why\":");
+    json_write_string(&b->not_run, why, strlen(why));
+    buf_append_char(&b->not_run, '}');
+    if (!b->f->json.b) printf("  not run: %s%s%s: %s\n", r->name, r->kv ? ", KV " : "", r->kv ? r->kv : "", why);
+}
+
+static mb_status run_recipe(struct bench *b, const struct recipe *r, const char *tier, const char *kv, mb_error *err)
+{
+    struct cell c = { r->tier ? r->tier : tier, r->kv ? r->kv : kv, r->batch, r->name, r->tight };
+    if (r->elsewhere) {
+        add_not_run(b, r, r->elsewhere);
+        return MB_OK;
+    }
+    mb_status st = run_cell(b, &c, err);
+    if (!r->kv || st != MB_UNSUPPORTED) return st;
+    add_not_run(b, r, err->text); /* a format of keys and values that this version does not have */
+    return MB_OK;
+}
+
 static mb_status run_recipes(struct bench *b, mb_error *err)
 {
     mb_options opt;
@@ -276,9 +320,8 @@ static mb_status run_recipes(struct bench *b, mb_error *err)
     MB_TRY(model_options(b->f, &opt, &x, err));
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
         const struct recipe *r = &recipes[i];
-        struct cell c = { r->tier ? r->tier : opt.tier, opt.kv, r->batch, r->name };
         b->n_tokens = r->n_tokens && !b->f->tokens.given ? r->n_tokens : n_tokens;
-        MB_TRY(run_cell(b, &c, err));
+        MB_TRY(run_recipe(b, r, opt.tier, opt.kv, err));
     }
     b->n_tokens = n_tokens;
     return MB_OK;
@@ -289,7 +332,7 @@ static mb_status run_speed(struct bench *b, int32_t batch, mb_error *err)
     mb_options opt;
     struct mb_open_extra x;
     MB_TRY(model_options(b->f, &opt, &x, err));
-    struct cell c = { opt.tier, opt.kv, batch, NULL };
+    struct cell c = { opt.tier, opt.kv, batch, NULL, false };
     return run_cell(b, &c, err);
 }
 
@@ -303,8 +346,16 @@ static mb_status print_json(const struct bench *b, mb_error *err)
     json_write_string(&out, b->device, strlen(b->device));
     buf_printf(&out, ",\"rounds\":%d,\"rows\":[", (int)b->n_rounds);
     buf_append(&out, b->rows.data, b->rows.len);
-    buf_append_str(&out, "]}\n");
-    mb_status st = b->rows.failed != MB_OK ? buf_status(&b->rows, "the result", err) : buf_status(&out, "the result", err);
+    buf_append_char(&out, ']');
+    if (b->n_not_run) {
+        buf_append_str(&out, ",\"not_run\":[");
+        buf_append(&out, b->not_run.data, b->not_run.len);
+        buf_append_char(&out, ']');
+    }
+    buf_append_str(&out, "}\n");
+    mb_status st = buf_status(&b->rows, "the result", err);
+    if (st == MB_OK) st = buf_status(&b->not_run, "the result", err);
+    if (st == MB_OK) st = buf_status(&out, "the result", err);
     if (st == MB_OK) fwrite(out.data, 1, out.len, stdout);
     buf_free(&out);
     return st;
@@ -319,6 +370,7 @@ mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos
     (void)exit_status;
     MB_TRY(model_find(f, n_pos > 0 ? pos[0] : NULL, true, path, err));
     buf_init(&b.rows, 1 << 20);
+    buf_init(&b.not_run, 1 << 20);
     if (!f->json.b)
         printf("%s\n  prompt %d tokens, then %d; median of %d\n  tier kv  requests    prompt          first token  generation\n",
                path, (int)b.n_prompt, (int)b.n_tokens, (int)b.n_rounds);
@@ -326,5 +378,6 @@ mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos
     mb_status st = features ? run_features(&b, batch, err) : by_recipe ? run_recipes(&b, err) : run_speed(&b, batch, err);
     if (st == MB_OK && f->json.b) st = print_json(&b, err);
     buf_free(&b.rows);
+    buf_free(&b.not_run);
     return st;
 }

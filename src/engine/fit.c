@@ -152,6 +152,14 @@ static void set_memory(struct fit_report *r, const struct fit_model *m, size_t u
     r->fits = r->max_safe_context > 0 && n_context <= r->max_safe_context;
 }
 
+size_t fit_least_bytes(const struct fit_model *m, int32_t n_context, int32_t n_requests)
+{
+    const struct model_size *z = &m->size;
+    if (n_context < ENGINE_POOL_MIN_TOKENS) n_context = ENGINE_POOL_MIN_TOKENS;
+    size_t fixed = z->weight_bytes + z->expert_slot_bytes * (z->expert_bytes ? 2 : 0) + z->scratch_bytes;
+    return fixed + kv_pool_bytes_for(z->kinds, z->n_kinds, n_context) * (size_t)(n_requests > 1 ? n_requests : 1) + KV_PAGE_UNIT;
+}
+
 static int32_t clamp_context(const struct fit_model *m, int32_t n_context)
 {
     return n_context > 0 && n_context < m->info.n_context ? n_context : m->info.n_context;

@@ -48,6 +48,8 @@ mb_status fit_model_read(struct fit_model *out, const struct engine_load *opt, m
 /* rates may be NULL. n_context <= 0: as much as is safe. */
 void fit_report_make(struct fit_report *out, const struct fit_model *m, const struct ops_rates *rates, int32_t n_context);
 void fit_report_sku(struct fit_report *out, const struct fit_model *m, const struct fit_sku *sku, int32_t n_context);
+/* The least memory budget in which n_requests of n_context tokens each run together. */
+size_t fit_least_bytes(const struct fit_model *m, int32_t n_context, int32_t n_requests);
 /* Do all weights stay in memory? Else seconds are those of a model whose experts have all been read. */
 bool fit_is_resident(const struct fit_model *m);
 /* Seconds of one token behind n_context others, alone; seconds of a prompt of n tokens. */

@@ -14,7 +14,6 @@
 
 #define PATH_CAP 4096
 #define RESERVED_ANSWER 128 /* tokens, GLM-5.2 (CFG-102) */
-#define POOL_MIN_TOKENS 512 /* below this a pool is of no use */
 
 static void fill_info(const struct model_spec *s, struct engine_loaded *info)
 {
@@ -62,7 +61,7 @@ static mb_status plan_memory(const struct engine_load *opt, const struct kv_kind
         snprintf(experts, sizeof experts, "%zu MB for experts that were read, ", info->expert_cache_bytes >> 20);
     for (int i = 0; i < n_kinds; i++)
         if (kinds[i].type == KIND_FULL || kinds[i].type == KIND_LATENT) info->kv_bytes_per_token += kinds[i].page_bytes / KV_PAGE_TOKENS;
-    if (info->usable_bytes <= fixed + kv_pages_bytes(kinds, n_kinds, POOL_MIN_TOKENS))
+    if (info->usable_bytes <= fixed + kv_pages_bytes(kinds, n_kinds, ENGINE_POOL_MIN_TOKENS))
         return mb_fail(err, MB_NO_MEMORY, "%s needs %zu MB for weights and %zu MB for scratch, %sand room for a few pages of KV; "
                        "%zu MB may be used: free memory, raise --memory-budget, or lower --batch or the context", opt->dir,
                        info->weight_bytes >> 20, info->scratch_bytes >> 20, experts, info->usable_bytes >> 20);

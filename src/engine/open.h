@@ -7,6 +7,8 @@
 #include "engine/engine.h"
 #include "model/model.h"
 
+#define ENGINE_POOL_MIN_TOKENS 512 /* below this a pool is of no use */
+
 struct engine_load {
     const char *dir;
     const char *device;            /* "cpu", "cuda", "cuda:N"; NULL = "cpu" */

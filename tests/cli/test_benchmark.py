@@ -52,18 +52,25 @@ def test_cfg206_features_measures_every_cell():
 
 
 def test_eng265_recipes():
-    """ENG-265 ENG-266 ENG-268 CFG-122: one user, four clients, both arithmetics, and mlx_lm.server's policy: one at a time, 512 tokens
-    where the command says no number."""
-    rows = benchmark("--run", "recipes", "--repeat", "1")["rows"]
+    """ENG-265 ENG-266 ENG-267 ENG-268 ENG-269 CFG-122: one user, four clients, both arithmetics, memory for no more than one request, and
+    mlx_lm.server's policy: one at a time, 512 tokens where the command says no number. What is not run is named, with the reason."""
+    got = benchmark("--run", "recipes", "--repeat", "1")
+    rows = got["rows"]
+    assert got["not_run"][0]["recipe"] == "never-lagging interface" and "--isolate" in got["not_run"][0]["why"]
+    for kv in ("8", "4", "config", "turbo"):  # run, or refused by name
+        why = [r["why"] for r in got["not_run"] if r.get("kv") == kv]
+        assert why and f"KV format {kv} is not in this version" in why[0] or [r for r in rows if r["kv"] == kv and r["recipe"] == "tight memory"]
+    rows = [r for r in rows if r["kv"] in ("off", "f16", "bf16", "f32")]
     assert [(r["recipe"], r["tier"], r["requests"]) for r in rows] == [
         ("single user", "l1", 1), ("several clients", "l1", 1), ("several clients", "l1", 4), ("mlx-lm's arithmetic", "l1", 1),
-        ("optiq's arithmetic", "l2", 1), ("mlx_lm.server's policy", "l1", 1)]
+        ("optiq's arithmetic", "l2", 1), ("tight memory", "l1", 1), ("mlx_lm.server's policy", "l1", 1)]
     for row in rows:
         check_row(row, 1)
     args = ["--run", "recipes", "--repeat", "1", "--prompt-tokens", "8", "--threads", "1"]
-    rows = json.loads(run("benchmark", LLAMA, *args, "--json").stdout)["rows"]
-    assert [r["tokens"] for r in rows] == [rows[0]["tokens"]] * 5 + [512] and rows[0]["tokens"] != 512
-    assert "mlx_lm.server's policy" in run("benchmark", LLAMA, *args, "--tokens", "4").stdout
+    rows = [r for r in json.loads(run("benchmark", LLAMA, *args, "--json").stdout)["rows"] if r["kv"] == "off"]
+    assert [r["tokens"] for r in rows] == [rows[0]["tokens"]] * 6 + [512] and rows[0]["tokens"] != 512
+    text = run("benchmark", LLAMA, *args, "--tokens", "4").stdout
+    assert "mlx_lm.server's policy" in text and "not run: never-lagging interface: --isolate" in text
 
 
 def test_benchmark_prints_a_table():

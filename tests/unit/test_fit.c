@@ -116,6 +116,27 @@ static void test_pages_that_are_kept(void **state)
     assert_int_equal(r.kept_bytes, 100);
 }
 
+/* ENG-269: in the least budget the requests run, and without their pages nothing does. */
+static void test_the_least_budget(void **state)
+{
+    struct engine_load load = { .dir = TINY "gemma3", .kv_format = KV_OF_TIER, .n_threads = 1, .engine = { .batch = 1 } };
+    struct engine_loaded info;
+    struct engine *e;
+    struct fit_model m;
+    mb_error err;
+    load.memory_budget_bytes = 1 << 30;
+    check(fit_model_read(&m, &load, &err), &err);
+    size_t one = fit_least_bytes(&m, 100, 1), two = fit_least_bytes(&m, 100, 2);
+    size_t pages = kv_pool_bytes_for(m.size.kinds, m.size.n_kinds, ENGINE_POOL_MIN_TOKENS);
+    assert_int_equal(two - one, pages);
+    load.memory_budget_bytes = one;
+    check(engine_load(&e, &load, &info, &err), &err);
+    assert_true(info.max_context_in_pool >= ENGINE_POOL_MIN_TOKENS);
+    engine_close(e, 0);
+    load.memory_budget_bytes = one - pages;
+    assert_int_equal(engine_load(&e, &load, &info, &err), MB_NO_MEMORY);
+}
+
 /* REG-115: a layer with a window stops growing at it. */
 static void test_windows_stop_growing(void **state)
 {
@@ -431,6 +452,7 @@ int main(void)
         cmocka_unit_test(test_plan_is_what_the_engine_decides),
         cmocka_unit_test(test_scratch_that_is_touched),
         cmocka_unit_test(test_pages_that_are_kept),
+        cmocka_unit_test(test_the_least_budget),
         cmocka_unit_test(test_windows_stop_growing),
         cmocka_unit_test(test_a_model_that_does_not_fit),
         cmocka_unit_test(test_the_same_twice),
