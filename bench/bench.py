@@ -69,9 +69,9 @@ class Bench:
         self.minute = {f"read_gb_s_{n}": run(self.build / "bench_text", "machine", n)["read_gb_s"] for n in self.threads}
         self.minute["barrier_us"] = run(self.build / "bench_text", "machine", self.threads[-1])["barrier_us"]
 
-    def row(self, name, unit, ours, peer=None, ratio=None, bar=None, lower=False, bar_of_ours=False, **more):
-        """bar: of the ratio, or of ours where there is none or bar_of_ours (lower: it may not be above the bar)."""
-        bar = bar if self.bars else None
+    def row(self, name, unit, ours, peer=None, ratio=None, bar=None, lower=False, bar_of_ours=False, anywhere=False, **more):
+        """bar: of the ratio, or of ours where there is none or bar_of_ours (lower: it may not be above the bar); anywhere: on every machine."""
+        bar = bar if self.bars or anywhere else None
         measured = ours if ratio is None or bar_of_ours else ratio
         ok = bar is None or (measured <= bar if lower else measured >= bar)
         row = {"name": name, "unit": unit, "ours": round(ours, 2), "peer": None if peer is None else round(peer, 2),
@@ -327,6 +327,22 @@ class Bench:
                 bar = {("l2", 32): 0.64, ("l2", 64): 0.75, ("l1", 32): 0.38, ("l1", 64): 0.42}.get((tier, group))
                 self.row(f"share of the integer peak, {label}", "share", r["share"], bar=bar)
 
+    def download(self):
+        """Hashed and checked beside curl, which only writes; the bar where the processor has SHA instructions and a second core."""
+        r = run(sys.executable, HERE / "get.py", self.build, "--rounds", ROUNDS, "--json")
+        bar = 0.9 if r["sha_instructions"] and r["cores"] > 1 else None
+        self.row(f"get of {r['mb']} MB against curl", "MB/s", r["mb"] / r["wall_s"]["mlx-bun"], r["mb"] / r["wall_s"]["curl"], r["ratio"], bar,
+                 anywhere=True, processor_s=r["processor_s"])
+
+    def fit(self):
+        """What fit says beside what is taken and reached."""
+        for m in run(sys.executable, HERE / "fit.py", self.build, self.model_dir, "--json"):
+            for s in m["sizes"]:
+                self.row(f"fit: memory of {s['context']} tokens against taken", "MB", s["expected_bytes"] / 1e6, s["bytes"] / 1e6, s["ratio"])
+            self.row("fit: largest error of bytes", "of 1", max(abs(s["ratio"] - 1) for s in m["sizes"]), bar=0.1, lower=True, anywhere=True)
+            self.row("fit: tokens a second against reached", "tokens/s", m["predicted_tok_s"], m["tok_s"], m["tok_s_ratio"])
+            self.row("fit: error of tokens a second", "of 1", abs(m["tok_s_ratio"] - 1), bar=0.25, lower=True, anywhere=True)
+
     def crowded(self, gguf):
         n = self.threads[-1]
         quiet = self.ours("l1", n, 64, 64)["decode_tok_s"]
@@ -405,7 +421,7 @@ def main():
             "short": lambda: bench.short(best), "prefill": lambda: bench.prefill(best), "depth": lambda: bench.depth(best),
             "batched": lambda: bench.batched(best), "large": bench.large, "mixtures": bench.mixtures, "gemma": bench.gemma,
             "start": bench.start, "tokenizer": lambda: bench.tokenizer(model_dir, gguf, "SmolLM2", 40), "server_path": bench.server_path,
-            "grammar": bench.grammar, "jump": bench.jump, "memory": bench.memory, "order": bench.order,
+            "grammar": bench.grammar, "jump": bench.jump, "memory": bench.memory, "order": bench.order, "download": bench.download, "fit": bench.fit,
             "crowded": lambda: bench.crowded(best)}
         only = os.environ.get("BENCH_ONLY")
         names = only.split(",") if only else list(goals)[:4] if QUICK else list(goals)

@@ -82,13 +82,13 @@ def main():
     rows = [measure(a.build, m, a.rounds, [int(n) for n in a.ctx.split(",") if n], a.flags.split()) for m in a.models]
     if a.json:
         print(json.dumps(rows))
-    else:
-        for r in rows:
-            print(f"{r['model']} {' '.join(r['flags'])} (load {r['load']})")
-            for s in r["sizes"]:
-                print(f"  {s['context']} tokens: {s['expected_bytes'] / 1e6:.0f} MB expected, {s['bytes'] / 1e6:.0f} MB taken ({s['ratio']})")
-            if "tok_s" in r:
-                print(f"  {r['predicted_tok_s']} tok/s predicted, {r['tok_s']} reached ({r['tok_s_ratio']})")
+        return 0
+    for r in rows:
+        print(f"{r['model']} {' '.join(r['flags'])} (load {r['load']})")
+        for s in r["sizes"]:
+            print(f"  {s['context']} tokens: {s['expected_bytes'] / 1e6:.0f} MB expected, {s['bytes'] / 1e6:.0f} MB taken ({s['ratio']})")
+        if "tok_s" in r:
+            print(f"  {r['predicted_tok_s']} tok/s predicted, {r['tok_s']} reached ({r['tok_s_ratio']})")
     return 0 if all(is_true(r) for r in rows) else 1
 
 
