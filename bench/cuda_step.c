@@ -4,11 +4,12 @@
  * step is what leaving it out saves: launches overlap, so times alone need not add up. A batch above 64 is a prompt of so many
  * tokens from the first index on, of which the last one draws.
  *
- *   cuda_step LIBRARY [SHAPE] [KEYS] [BATCH...]     SHAPE 8b (default), 1b, 135m; KEYS 576; batches 1 8 32 512
+ *   cuda_step [--brief] LIBRARY [SHAPE] [KEYS] [BATCH...]     SHAPE 8b (default), 1b, 135m; KEYS 576; batches 1 8 32 512
  * Build: cc -std=c17 -O2 -Isrc -o build/cuda_step bench/cuda_step.c -ldl
  */
 #define _POSIX_C_SOURCE 200809L
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,7 @@ static const struct cuda_library *lib;
 static struct ck_ctx ctx;
 static void *stream;
 static struct shape shape;
+static bool brief; /* whole steps alone */
 static struct layer layers[LAYERS_MAX];
 static struct ck_weight embed, head;
 static size_t weight_bytes; /* that a token reads */
@@ -337,13 +339,28 @@ static double time_step(int m, int keys, unsigned mask)
     return best * 1e6;
 }
 
+/* Of the logits that the last whole step left: kernels that keep the order of sums keep it. */
+static uint64_t digest(int rows)
+{
+    size_t n = (size_t)rows * (size_t)shape.vocab;
+    uint32_t *h = malloc(n * sizeof *h);
+    uint64_t d = 14695981039346656037u;
+    if (!h) exit(2);
+    check(lib->copy(h, g.logits, n * sizeof *h, stream), "logits");
+    check(lib->stream_wait(stream), "logits");
+    for (size_t i = 0; i < n; i++) d = (d ^ h[i]) * 1099511628211u;
+    free(h);
+    return d;
+}
+
 static void profile(int m, int keys)
 {
     unsigned all = (1u << KINDS) - 1u;
     int per_layer[KINDS] = { [NORM] = 2, [QKV] = 1, [ATTEND] = 1, [O] = 1, [GLU] = 1, [DOWN] = 1 };
     double whole = time_step(m, keys, all);
-    printf("\n%s, batch %d, %d keys: %.0f us a step, %.0f tokens/s, weights at %.0f GB/s\n", shape.name, m, keys, whole, 1e6 * m / whole,
-           (double)weight_bytes / whole * 1e-3);
+    printf("\n%s, batch %d, %d keys: %.0f us a step, %.0f tokens/s, weights at %.0f GB/s, logits %016llx\n", shape.name, m, keys, whole, 1e6 * m / whole,
+           (double)weight_bytes / whole * 1e-3, (unsigned long long)digest(m <= BATCH_MAX ? m : 1));
+    if (brief) return;
     printf("  %-12s %8s %12s %14s %16s\n", "launches", "number", "alone, us", "left out, us", "the same, each");
     for (int k = 0; k < KINDS; k++) {
         int n = per_layer[k] * shape.layers + (per_layer[k] == 0 || k == NORM);
@@ -358,12 +375,13 @@ static void profile(int m, int keys)
 
 int main(int argc, char **argv)
 {
+    for (; argc > 1 && argv[1][0] == '-'; argc--, argv++) brief |= strcmp(argv[1], "--brief") == 0;
     int keys = argc > 3 ? atoi(argv[3]) : 576;
     const char *name = argc > 2 ? argv[2] : "8b";
     void *so = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
     cuda_library_fn get;
     if (!so) {
-        fprintf(stderr, "usage: cuda_step LIBRARY [8b | 1b | 135m] [KEYS] [BATCH...]: %s\n", argc > 1 ? dlerror() : "no library named");
+        fprintf(stderr, "usage: cuda_step [--brief] LIBRARY [8b | 1b | 135m] [KEYS] [BATCH...]: %s\n", argc > 1 ? dlerror() : "no library named");
         return 2;
     }
     *(void **)&get = dlsym(so, CUDA_LIBRARY_SYMBOL);

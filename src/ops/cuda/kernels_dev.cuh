@@ -144,19 +144,17 @@ static __device__ __forceinline__ uint32_t ck_scale(uint32_t q, uint32_t sb)
     return ck_h2u(__hfma2(ck_u2h(q), __low2half2(p), __high2half2(p)));
 }
 
+/* Q4 tiles hold scales over 2^-24 for rows r, over 2^-20 for rows r + 8: a nibble alone in the low bits of an f16 is the code times
+ * 2^-24, in the bits above times 2^-20 (denormals, which cost nothing here), so that masking is all that codes need. */
+#define CK_Q4_SCALE(row) ((row) & 8 ? 1048576.0f : 16777216.0f)
 /* Four registers of one k-step from a Q4 word; sb0 of row r, sb1 of row r + 8. */
 static __device__ __forceinline__ void ck_frag_q4(uint32_t a[4], uint32_t w, uint32_t sb0, uint32_t sb1)
 {
-    const __half2 one = __float2half2_rn(1024.0f), sixteenth = __float2half2_rn(0.0625f), off = __float2half2_rn(-64.0f);
     uint32_t v = w >> 8;
-    a[0] = ck_h2u(__hsub2(ck_u2h(ck_lop_or(w, 0x000f000fu, 0x64006400u)), one));
-    a[1] = ck_h2u(__hfma2(ck_u2h(ck_lop_or(w, 0x00f000f0u, 0x64006400u)), sixteenth, off));
-    a[2] = ck_h2u(__hsub2(ck_u2h(ck_lop_or(v, 0x000f000fu, 0x64006400u)), one));
-    a[3] = ck_h2u(__hfma2(ck_u2h(ck_lop_or(v, 0x00f000f0u, 0x64006400u)), sixteenth, off));
-    a[0] = ck_scale(a[0], sb0);
-    a[1] = ck_scale(a[1], sb1);
-    a[2] = ck_scale(a[2], sb0);
-    a[3] = ck_scale(a[3], sb1);
+    a[0] = ck_scale(w & 0x000f000fu, sb0);
+    a[1] = ck_scale(w & 0x00f000f0u, sb1);
+    a[2] = ck_scale(v & 0x000f000fu, sb0);
+    a[3] = ck_scale(v & 0x00f000f0u, sb1);
 }
 static __device__ __forceinline__ void ck_frag_q8(uint32_t a[4], uint32_t w0, uint32_t w1, uint32_t sb0, uint32_t sb1)
 {
@@ -181,6 +179,22 @@ template <int FMT, int NS> struct ck_lane_tile {
             for (int i = 0; i < NS; i++)
                 sb[i] = *reinterpret_cast<const uint2 *>(tile + ck_tile<FMT>::codes + i * 64 + (lane >> 2) * 8);
     }
+#if __CUDA_ARCH__ >= 900
+    /* The same from an address of shared memory. */
+    __device__ __forceinline__ void load_shared(uint32_t tile, int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < ck_tile<FMT>::words / 4; i++)
+            asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(w[4 * i]), "=r"(w[4 * i + 1]), "=r"(w[4 * i + 2]), "=r"(w[4 * i + 3])
+                         : "r"(tile + (uint32_t)(i * 512 + lane * 16)) : "memory");
+        if (FMT != CK_F16)
+#pragma unroll
+            for (int i = 0; i < NS; i++)
+                asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];"
+                             : "=r"(sb[i].x), "=r"(sb[i].y) : "r"(tile + (uint32_t)(ck_tile<FMT>::codes + i * 64 + (lane >> 2) * 8)) : "memory");
+    }
+#endif
     /* Fragment of k-step j. Scale i covers k [i * 64 / NS, ...): of a step, t decides when there are 4 (16 k: two threads). */
     __device__ __forceinline__ void frag(uint32_t a[4], int j, int lane) const
     {

@@ -45,14 +45,16 @@ static __device__ __forceinline__ void tile_product(float acc[RT][NT][4], const 
         }
 }
 
-/* This lane's part of x for k tile g: two steps in each 16 bytes; zeros beyond the last token. */
-template <int NT> static __device__ __forceinline__ void x_load(uint4 x[NT][2], const __half *at, int64_t k_pad, int n_left, int g)
+/* This lane's part of a k tile of x, at `at`: two steps in each 16 bytes; what lies beyond the last token stays as it is. */
+template <int NT> static __device__ __forceinline__ void x_load(uint4 x[NT][2], const __half *at, int64_t ld, int n_left)
 {
 #pragma unroll
     for (int q = 0; q < NT; q++) {
-        const uint4 *src = (const uint4 *)(at + (int64_t)q * 8 * k_pad + g * 64);
-        x[q][0] = q * 8 < n_left ? src[0] : make_uint4(0, 0, 0, 0);
-        x[q][1] = q * 8 < n_left ? src[4] : make_uint4(0, 0, 0, 0);
+        const uint4 *src = (const uint4 *)(at + (int64_t)q * 8 * ld);
+        if (q * 8 < n_left) {
+            x[q][0] = src[0];
+            x[q][1] = src[4];
+        }
     }
 }
 
@@ -152,10 +154,10 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
         float acc[RT][NT][4] = {};
         for (int g = first; g < last; g++) {
             ck_lane_tile<FMT, NS> w[RT];
-            uint4 x[NT][2];
+            uint4 x[NT][2] = {};
 #pragma unroll
             for (int r = 0; r < RT; r++) w[r].load(tiles[r] + (int64_t)g * tile_bytes, lane);
-            x_load<NT>(x, xp, a.x.k_pad, n_left, g);
+            x_load<NT>(x, xp + g * 64, a.x.k_pad, n_left);
             tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
         }
 #pragma unroll
@@ -317,7 +319,7 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FM
 {
 #if __CUDA_ARCH__ >= 900
     using R = ring<FMT, NS, NT, RT>;
-    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth;
+    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth, AHEAD = NT == 1 ? STAGE : 1;
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ float norm_warps[16];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, token0 = (int)blockIdx.y * NT * 8;
@@ -360,43 +362,50 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FM
     }
     const int n_left = a.m - token0 - (lane >> 2), first = ck_leaf_first(a.n_ktile, warp), n_tile = ck_leaf_first(a.n_ktile, warp + 1) - first;
     const __half *xp = x0 + (int64_t)(token0 + (lane >> 2)) * ld_x + (lane & 3) * 8 + first * 64;
-    const uint8_t *my = smem + warp * R::leaf;
-    uint4 xn[NT][2];
-    if (n_tile > 0) x_load<NT>(xn, xp, ld_x, n_left, 0);
+    const uint32_t my = ck_smem(smem) + (uint32_t)(warp * R::leaf);
+    /* x of AHEAD tiles waits in registers; what is read takes the place of what has been used. Lanes without a token keep their zeros. */
+    uint4 x[AHEAD][NT][2] = {};
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) x_load<NT>(x[i], xp + i * 64, ld_x, i < n_tile ? n_left : 0);
     int slot = 0, b = 0;
     uint32_t phase = 0, red_phase = 1;
     for (int unit = (int)blockIdx.x; unit < a.n_units; unit += (int)gridDim.x) {
         float acc[RT][NT][4] = {};
-        for (int s = 0; s < n_stage; s++) {
-            const uint8_t *at = my + slot * R::slot;
-            const int g = s * STAGE;
-            auto step = [&](const ck_lane_tile<FMT, NS> w[RT], int i) {
-                uint4 x[NT][2];
-#pragma unroll
-                for (int q = 0; q < NT; q++) {
-                    x[q][0] = xn[q][0];
-                    x[q][1] = xn[q][1];
-                }
-                x_load<NT>(xn, xp, ld_x, n_left, g + i + 1 < n_tile ? g + i + 1 : 0);
-                tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
+        const __half *now = xp;
+        for (int left = n_tile, s = 0; s < n_stage; s++, left -= STAGE) {
+            const uint32_t at = my + (uint32_t)(slot * R::slot);
+            const bool ends = s + 1 == n_stage; /* from the beginning again */
+            const __half *then = ends ? xp : now + STAGE * 64;
+            const int left_then = ends ? n_tile : left - STAGE;
+            auto next_x = [&](int i) { /* behind tile i */
+                if (i + AHEAD < STAGE) x_load<NT>(x[i % AHEAD], now + (i + AHEAD) * 64, ld_x, i + AHEAD < left ? n_left : 0);
+                else x_load<NT>(x[i % AHEAD], then + (i + AHEAD - STAGE) * 64, ld_x, i + AHEAD - STAGE < left_then ? n_left : 0);
             };
             ck_mbar_wait(full + 8u * (uint32_t)slot, phase);
-            if (g + STAGE <= n_tile) { /* all codes of the stage are under way before the first is needed */
+            if (left >= STAGE) { /* all codes of the stage are under way before the first is needed */
                 ck_lane_tile<FMT, NS> w[STAGE][RT];
 #pragma unroll
                 for (int i = 0; i < STAGE; i++)
 #pragma unroll
-                    for (int r = 0; r < RT; r++) w[i][r].load(at + (r * STAGE + i) * tile, lane);
+                    for (int r = 0; r < RT; r++) w[i][r].load_shared(at + (uint32_t)((r * STAGE + i) * tile), lane);
 #pragma unroll
-                for (int i = 0; i < STAGE; i++) step(w[i], i);
+                for (int i = 0; i < STAGE; i++) {
+                    tile_product<FMT, NS, NT, RT>(acc, w[i], x[i % AHEAD], lane);
+                    next_x(i);
+                }
             } else {
-                for (int i = 0; g + i < n_tile; i++) {
-                    ck_lane_tile<FMT, NS> w[RT];
 #pragma unroll
-                    for (int r = 0; r < RT; r++) w[r].load(at + (r * STAGE + i) * tile, lane);
-                    step(w, i);
+                for (int i = 0; i < STAGE; i++) {
+                    ck_lane_tile<FMT, NS> w[RT];
+                    if (i < left) {
+#pragma unroll
+                        for (int r = 0; r < RT; r++) w[r].load_shared(at + (uint32_t)((r * STAGE + i) * tile), lane);
+                        tile_product<FMT, NS, NT, RT>(acc, w, x[i % AHEAD], lane);
+                    }
+                    next_x(i);
                 }
             }
+            now = then;
             __syncwarp();
             if (lane == 0) ck_mbar_arrive(empty + 8u * (uint32_t)slot);
             if (++slot == D) {

@@ -85,11 +85,12 @@ static __device__ __forceinline__ uint32_t code(const uint32_t *row, int bits, i
     return v & ((1u << bits) - 1u);
 }
 
-/* 2^e with the row's largest bound in [2^13, 2^14) after division; 1 where that makes no sense. */
-static __device__ float row_power(float most)
+/* 2^e with the row's largest bound in [2^top, 2^(top + 1)) after division; 1 where that makes no sense. Q4: -6, so that scales over 2^-24
+ * (kernels_dev.cuh) stay below 2^16: values are then to 2^-19 of the row's largest, or to 11 bits where that is less. Else 13. */
+static __device__ float row_power(float most, int top)
 {
     if (!(most > 0.0f) || most > 3.0e38f) return 1.0f;
-    int e = ilogbf(most) - 13;
+    int e = ilogbf(most) - top;
     e = e < -120 ? -120 : e > 120 ? 120 : e;
     return ldexpf(1.0f, e);
 }
@@ -130,14 +131,14 @@ static __global__ void pack_kernel(struct pack_args a)
         if (row < a.n_rows && a.bits != 0)
             for (int64_t i = t; i < a.k / a.group; i += 256) {
                 float sc = elem(a.scales, a.dt, s * (a.k / a.group) + i), b = elem(a.biases, a.dt, s * (a.k / a.group) + i);
-                float top = fabsf(sc) * (float)((1 << a.bits) - 1);
+                float top = fabsf(sc) * (float)((a.format == CK_Q4 ? 16 : 1 << a.bits) - 1);
                 m = fmaxf(m, fmaxf(fabsf(b), top));
             }
         atomicMax(&most[r], __float_as_uint(m));
     }
     __syncthreads();
     if (t < 16) {
-        power[t] = row_power(__uint_as_float(most[t]));
+        power[t] = row_power(__uint_as_float(most[t]), a.format == CK_Q4 ? -6 : 13);
         a.row_scale[a.row0 + tile_row * 16 + t] = power[t];
     }
     __syncthreads();
@@ -176,7 +177,8 @@ static __global__ void pack_kernel(struct pack_args a)
         float inv = 1.0f / power[r];
         __half *sb = (__half *)(out_row + g * a.tile_bytes + codes + i * 64 + (r & 7) * 8 + (r >> 3) * 4);
         int64_t at = in ? s * (a.k / a.group) + k / a.group : 0;
-        sb[0] = in ? over(elem(a.scales, a.dt, at), inv) : __half(0.0f);
+        float scale_inv = a.format == CK_Q4 ? inv * CK_Q4_SCALE(r) : inv;
+        sb[0] = in ? over(elem(a.scales, a.dt, at), scale_inv) : __half(0.0f);
         sb[1] = in ? over(elem(a.biases, a.dt, at), inv) : __half(0.0f);
     }
 }
@@ -218,7 +220,8 @@ static __global__ void gather_kernel(struct ck_weight w, int n_ktile, int64_t ti
                 uint32_t c = w.format == CK_Q8 ? tile[byte_q8(q)]
                                                : *(const uint32_t *)(tile + q.lane * 16 + q.j * 4) >> (4 * q.p + 16 * q.e) & 15u;
                 const __half *sb = (const __half *)(tile + codes + i * 64 + (id & 7) * 8 + ((id >> 3) & 1) * 4);
-                v = __fmaf_rn((float)c, __half2float(sb[0]), __half2float(sb[1]));
+                float s = w.format == CK_Q4 ? __half2float(sb[0]) / CK_Q4_SCALE(id) : __half2float(sb[0]);
+                v = __fmaf_rn((float)c, s, __half2float(sb[1]));
             }
             v = __fmul_rn(__fmul_rn(v, power), scale);
         }
