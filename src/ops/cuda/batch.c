@@ -1,6 +1,6 @@
 /* batch.c: rows of a step to one block of numbers that travels to the device: ids, indices, what each token may see, rotary
- * rows, units of attention, page tables. The block has two layouts: one for up to CUDA_SMALL tokens, whose addresses a
- * captured graph may rely on, and one for the largest batch. Page tables come last, one array for each kind with the rows'
+ * rows, units of attention, drawing positions, page tables. A batch of up to CUDA_SMALL tokens has a layout of its own, whose
+ * addresses a captured graph of so many tokens may rely on; all others have that of the largest batch. Page tables come last, one array for each kind with the rows'
  * tables one after the other, at the same places for every kind; only what is used is copied.
  */
 #include <string.h>
@@ -38,6 +38,7 @@ size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_ba
     o->small = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     o->large = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     for (int i = 0; i < c->n_ropes; i++) o->rope[i] = take(&off, (size_t)m_cap * (size_t)c->ropes[i].n_rot * sizeof(float));
+    o->jobs = take(&off, m_cap <= CUDA_SMALL ? (size_t)m_cap * sizeof(struct cuda_draw_job) : 0);
     o->pages = take(&off, (size_t)c->plan->n_kinds * c->n_pages_max * sizeof(int32_t));
     return off;
 }
@@ -144,6 +145,15 @@ static void add_draws(struct compiled *c, int32_t i_row, const struct row *r, st
     }
 }
 
+/* Jobs of a batch that draws once a token travel with it. */
+static void fill_jobs(struct compiled *c)
+{
+    struct cuda_batch *b = &c->batch;
+    b->has_jobs = b->plain && b->n_draw == b->m && b->m <= CUDA_SMALL && b->m <= c->plan->n_draw_max;
+    for (int32_t i = 0; b->has_jobs && i < b->m; i++) cuda_job_fill(b->draws[i].pos, c->plan->n_vocab, &c->jobs[i]);
+    if (b->has_jobs) memcpy(c->batch_host + b->at.jobs, c->jobs, (size_t)b->m * sizeof *c->jobs);
+}
+
 /* The block with the used part of the first kind's tables, which lie behind it, then that of the others'. */
 static mb_status send(struct compiled *c, mb_error *err)
 {
@@ -169,7 +179,7 @@ mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_
         MB_TRY(plan_check_row(c->plan, &rows[i], m, err));
         m += rows[i].n;
     }
-    cuda_batch_layout(c, m <= CUDA_SMALL ? CUDA_SMALL : c->plan->m_max, &b->at);
+    cuda_batch_layout(c, m <= CUDA_SMALL ? m : c->plan->m_max, &b->at);
     b->rows = rows;
     b->n_rows = n_rows;
     b->m = b->n_draw = b->n_pages = b->n_small = b->n_large = b->n_split = 0;
@@ -184,6 +194,7 @@ mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_
         add_draws(c, i, r, &results[i]);
     }
     b->row_first[n_rows] = b->m;
+    fill_jobs(c);
     MB_TRY(cuda_adapters_fill(c, (const void **)(void *)(c->batch_host + b->at.stack), err));
     return send(c, err);
 }

@@ -66,6 +66,7 @@ struct cuda_draw_pos {
 /* A place in the block that travels to the device: the same offset on both sides. */
 struct cuda_batch_offsets {
     size_t id, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, rows, small, large, rope[CUDA_ROPES];
+    size_t jobs;                /* of batches of up to CUDA_SMALL tokens */
     size_t pages;               /* behind all these: [n_kinds][n_pages_max] */
 };
 
@@ -76,6 +77,7 @@ struct cuda_batch {
     int32_t draw0, n_draw_now;  /* the block of draws that the per-draw steps work on */
     int32_t n_pages;            /* entries of every kind's table */
     int32_t n_small, n_large, n_split; /* units of attention; the most splits a token sees */
+    bool has_jobs;              /* the block holds the jobs of its drawing positions, one a token */
     bool plain;                 /* single tokens, nothing but ids, no adapters: may run as a graph */
     bool lora;                  /* some row has adapters */
 

@@ -264,7 +264,8 @@ static int run_draws(struct compiled *c, const struct plan_step *s)
 static int run_sample(struct compiled *c, const struct plan_step *s)
 {
     const struct cuda_library *lib = c->dev->lib;
-    return lib->sample(&c->ctx, c->bufs[s->in], c->plan->n_vocab, c->ld[s->in], c->batch.n_draw_now, c->jobs_dev, c->outs,
+    const struct cuda_draw_job *jobs = c->batch.has_jobs ? batch_at(c, c->batch.at.jobs) : c->jobs_dev;
+    return lib->sample(&c->ctx, c->bufs[s->in], c->plan->n_vocab, c->ld[s->in], c->batch.n_draw_now, jobs, c->outs,
                        c->sample_scratch, c->dev->stream); /* pinned memory: the device writes it where the host reads */
 }
 
@@ -330,6 +331,7 @@ mb_status cuda_run_steps(struct compiled *c, int32_t first, int32_t last, mb_err
 mb_status cuda_send_jobs(struct compiled *c, mb_error *err)
 {
     const struct cuda_batch *b = &c->batch;
+    if (b->has_jobs) return MB_OK; /* they have come with the batch */
     for (int32_t i = 0; i < b->n_draw_now; i++) cuda_job_fill(b->draws[b->draw0 + i].pos, c->plan->n_vocab, &c->jobs[i]);
     return cuda_check(c->dev, c->dev->lib->copy(c->jobs_dev, c->jobs, (size_t)b->n_draw_now * sizeof *c->jobs, c->dev->stream),
                       "drawing positions", err);

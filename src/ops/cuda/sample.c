@@ -103,9 +103,11 @@ mb_status cuda_draws_finish(struct compiled *c, const float *logits, size_t ld, 
     const struct cuda_batch *b = &c->batch;
     const struct cuda_library *lib = c->dev->lib;
     MB_TRY(cuda_check(c->dev, lib->stream_wait(c->dev->stream), "the step", err)); /* now outs has come */
+    bool copies = false;
     c->n_host_draw = 0;
     for (int32_t i = 0; i < b->n_draw_now; i++) {
         const struct cuda_draw_pos *d = &b->draws[b->draw0 + i];
+        copies |= d->logits_out != NULL;
         if (d->logits_out)
             MB_TRY(cuda_check(c->dev, lib->copy(d->logits_out, logits + (size_t)i * ld, (size_t)c->plan->n_vocab * sizeof(float),
                                                 c->dev->stream), "logits to the host", err));
@@ -114,5 +116,5 @@ mb_status cuda_draws_finish(struct compiled *c, const float *logits, size_t ld, 
         if (c->n_host_draw == CUDA_HOST_DRAWS) MB_TRY(draw_listed(c, logits, ld, err));
     }
     if (c->n_host_draw > 0) return draw_listed(c, logits, ld, err);
-    return cuda_check(c->dev, lib->stream_wait(c->dev->stream), "draws", err);
+    return copies ? cuda_check(c->dev, lib->stream_wait(c->dev->stream), "logits to the host", err) : MB_OK;
 }
