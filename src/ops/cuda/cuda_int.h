@@ -19,6 +19,7 @@
 #define CUDA_CODE_DRIVER_OLD 35 /* cudaErrorInsufficientDriver */
 #define CUDA_CODE_NO_DEVICE 100 /* cudaErrorNoDevice */
 
+#define CUDA_NUMBERS "2"        /* of docs/numerics.md, section 4b: another one where a bit may change. 2: scales of 4-bit rows */
 #define CUDA_SMALL 64           /* tokens of a batch that may run as a graph */
 #define CUDA_WINDOWS 4          /* different windows of a plan */
 #define CUDA_ROPES 8            /* different rope tables */

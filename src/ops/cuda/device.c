@@ -40,7 +40,7 @@ static mb_status choose_card(struct device *d, int ordinal, mb_error *err)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "device cuda:%d (%s) has compute capability %d.%d, 8.0 or later is needed; use "
                           "--device cpu", ordinal, d->info.name, d->info.major, d->info.minor);
     snprintf(d->describe, sizeof d->describe, "cuda:%d %s, %zu GB", ordinal, d->info.name, d->info.total_bytes / 1000000000);
-    snprintf(d->class_name, sizeof d->class_name, "cuda-sm%d%d", d->info.major, d->info.minor);
+    snprintf(d->class_name, sizeof d->class_name, "cuda-sm%d%d-" CUDA_NUMBERS, d->info.major, d->info.minor);
     return MB_OK;
 }
 

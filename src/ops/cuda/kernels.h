@@ -11,7 +11,9 @@
  *   and bf16 up to 2^-40 of the row's largest). The product runs on the tensor core, k in steps of 16 in the order below,
  *   in ck_leaves(k) leaves, each from +0, added left to right in float32 from the first; then y = (sum * (mul * row
  *   power)), bias, scale, soft cap, residual, one rounding each.
- *   Bound: |y - exact| <= (2^-10 + 2^-20 * sqrt(k)) * sum |w x| (weights and inputs rounded to 11 bits each); with f32 scales
+ *   Rows of 4-bit tiles have their power so that w' is below 2^-5 (kernels_dev.cuh says why): w' to 2^-19 of the row's largest, or to 11
+ *   bits where that is coarser.
+ *   Bound, for weights that are not below 2^-8 of their row's largest: |y - exact| <= (2^-10 + 2^-20 * sqrt(k)) * sum |w x| (weights and inputs rounded to 11 bits each); with f32 scales
  *   (|s q| + |b|) stands for |w|.
  * Invariance: row i of y depends on row i of x alone, for every m and every launcher here.
  */
