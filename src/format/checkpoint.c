@@ -233,7 +233,7 @@ static mb_status shard_open(struct checkpoint *c, struct shard *s, mb_error *err
     char path[PATH_MAX];
     struct stat info;
     MB_TRY(path_join(path, sizeof path, c->dir, s->name, err));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of a pipe it would wait */
     if (fd < 0 && errno == ENOENT)
         return mb_fail(err, MB_BAD_FORMAT, "%s: the shard %s is missing; fetch the model again", c->dir, s->name);
     if (fd < 0) return mb_fail_errno(err, "cannot open", path);

@@ -27,7 +27,12 @@ static json_t *read_object(const char *dir, const char *name, mb_error *err)
 {
     char path[PATH_MAX];
     json_t *v = NULL;
-    if (path_join(path, sizeof path, dir, name, err) != MB_OK || json_read_file(&v, path, CONFIG_LIMIT, err) != MB_OK) return NULL;
+    if (path_join(path, sizeof path, dir, name, err) != MB_OK) return NULL;
+    if (!file_exists(path)) { /* a pipe would never end */
+        mb_fail(err, MB_NOT_FOUND, "%s is not there, or not a file", name);
+        return NULL;
+    }
+    if (json_read_file(&v, path, CONFIG_LIMIT, err) != MB_OK) return NULL;
     if (json_is_object(v)) return v;
     mb_fail(err, MB_BAD_FORMAT, "%s is not a JSON object", name);
     json_decref(v);
@@ -102,7 +107,7 @@ static bool has_tool_template(const char *dir)
 static void take_license(struct model_facts *f, const char *dir)
 {
     char path[PATH_MAX], text[README_BYTES];
-    if (path_join(path, sizeof path, dir, "README.md", NULL) != MB_OK) return;
+    if (path_join(path, sizeof path, dir, "README.md", NULL) != MB_OK || !file_exists(path)) return;
     FILE *file = fopen(path, "re");
     size_t n = file ? fread(text, 1, sizeof text - 1, file) : 0;
     if (file) fclose(file);
@@ -132,8 +137,8 @@ static mb_status read_header(struct weights *w, const char *path, char **json, s
     struct stat st;
     uint64_t n = 0;
     mb_status s = MB_OK;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0 || pread(fd, head, 8, 0) != 8) s = mb_fail(&w->err, MB_BAD_FORMAT, "%s cannot be read", path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || pread(fd, head, 8, 0) != 8) s = mb_fail(&w->err, MB_BAD_FORMAT, "%s cannot be read", path);
     for (int i = 7; s == MB_OK && i >= 0; i--) n = n << 8 | head[i];
     if (s == MB_OK && (n > HEADER_LIMIT || n + 8 > (uint64_t)st.st_size)) s = mb_fail(&w->err, MB_BAD_FORMAT, "%s has no header", path);
     if (s == MB_OK && !(*json = arena_alloc(&w->arena, (size_t)n + 1))) s = mb_fail(&w->err, MB_NO_MEMORY, "no memory");

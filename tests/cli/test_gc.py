@@ -123,6 +123,37 @@ def test_vision_rule(alone, config, sidecar, vision, kept):
         28, 100 if sidecar else 0, 16, kept, 10)
 
 
+def test_scan_of_broken_checkpoints(alone):
+    """Whatever lies in the cache, scan and ls end, and show what is whole; no pipe is waited for."""
+    whole = {k: v for k, v in model_files().items() if k not in (".gitattributes", "pytorch_model.bin")}
+    broken = {"nojson": ("config.json", b"{no"), "list": ("config.json", b"[]"), "type": ("config.json", b'{"model_type": 7}'),
+              "deep": ("config.json", b"[" * 100_000), "noconfig": ("config.json", None), "cut": ("model.safetensors", whole["model.safetensors"][:-1]),
+              "header": ("model.safetensors", b"\xff" * 64), "empty": ("model.safetensors", b""), "pipe": ("config.json", os.mkfifo),
+              "pipes": ("README.md", os.mkfifo), "weights": ("model.safetensors", os.mkfifo)}
+    for name, (file, data) in {"whole": ("README.md", b"# x"), **broken}.items():
+        where = alone.repo("org/" + name) / "snapshots" / ("a" * 40)
+        where.mkdir(parents=True)
+        for k, v in whole.items():
+            (where / k).write_bytes(v)
+        (where / file).unlink()
+        if callable(data):
+            data(where / file)
+        elif data is not None:
+            (where / file).write_bytes(data)
+        (where.parents[1] / "refs").mkdir()
+        (where.parents[1] / "refs/main").write_text("a" * 40)
+    (alone.cache / "models--l--ink").symlink_to("/nonexistent")
+    (alone.cache / "models--f--ile").write_text("")
+    alone.run("scan", timeout=60)
+    assert "org/whole" in {m["repo_id"] for m in alone.json("ls", timeout=60)["models"]}
+    alone.run("gc", timeout=60)
+    alone.run("ls", "--all-revisions", timeout=60)
+    for name in broken:
+        if name not in ("pipe", "pipes"):
+            p = alone.run("generate", "org/" + name, "--prompt", "x", status=None, timeout=60)
+            assert p.returncode not in (0, -6, -11) and p.stderr.startswith("mlx-bun: "), (name, p.returncode, p.stderr)
+
+
 def test_registry_is_derived(alone):
     """REG-057 REG-058: another version, a file that is no database, none at all: made again without asking."""
     plant(alone, NAME, small_files())
