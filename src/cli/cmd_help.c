@@ -94,7 +94,7 @@ static const struct verb verbs[] = {
       "arithmetic (mean Kullback-Leibler divergence in nats over 4,096 positions of text) and exits 1 when a bar is missed:\n"
       "l1 1e-6 with float32 KV and 1e-4 with the default KV; l2 5e-3 and 95 % equal most likely tokens.\n\n"
       "  mlx-bun doctor\n  mlx-bun doctor starter --plan\n  mlx-bun doctor --fidelity starter --json", cmd_doctor },
-    { "prove", NULL, CMD_PROVE, 1, "MODEL [--full] [--json]", "show that the same request gives the same bits",
+    { "prove", NULL, CMD_PROVE, 1, "MODEL [--full] [--tokens N] [--only TEXT] [--json]", "show that the same request gives the same bits",
       "Runs one request alone, then again batched with strangers, with the prompt cut into chunks, from the prefix cache,\n"
       "preempted, with other thread counts, on every CPU level the machine has, and after a restart; at temperature 0 and at\n"
       "0.8. Each line shows a digest of the token ids and log-probability bits and ends in identical, DIFFERENT, or skipped\n"

@@ -19,14 +19,22 @@ struct report {
     struct prove_result ref;
     int32_t n_each, n_each_portable;
     bool json, any_different;
+    const char *only;  /* lines with this in their names; NULL: all */
+    int32_t n_lines;
     struct buf lines; /* JSON */
 };
+
+static bool wanted(const struct report *r, const char *axis)
+{
+    return !r->only || strstr(axis, r->only) != NULL;
+}
 
 /* --- lines --- */
 static void line_print(struct report *r, const char *axis, const struct prove_result *got, const char *verdict,
                        const char *reason)
 {
     char digest[24] = "-";
+    r->n_lines++;
     int32_t n = got ? 2 * got->n_each : 0;
     if (got) snprintf(digest, sizeof digest, "%016llx", (unsigned long long)prove_digest(got));
     if (r->json) {
@@ -69,6 +77,7 @@ static mb_status run_fresh(struct report *r, const struct prove_setup *s, int32_
 static mb_status line_fresh(struct report *r, const char *axis, const struct prove_setup *s, int32_t n_each, mb_error *err)
 {
     struct prove_result got;
+    if (!wanted(r, axis)) return MB_OK;
     MB_TRY(run_fresh(r, s, n_each, &got, err));
     line_compare(r, axis, &got);
     prove_result_free(&got);
@@ -78,17 +87,22 @@ static mb_status line_fresh(struct report *r, const char *axis, const struct pro
 /* The reference, and strangers beside it in the same engine. */
 static mb_status lines_alone_and_batched(struct report *r, mb_error *err)
 {
-    static const struct prove_setup alone = { 0 }, one = { .n_strangers = 1 }, eight = { .n_strangers = PROVE_STRANGERS };
-    const struct prove_setup *const setups[] = { &alone, &one, &eight };
-    static const char *const names[] = { "alone", "with 1 stranger", "with 8 strangers" };
+    static const int32_t on_cpu[] = { 0, 1, PROVE_STRANGERS }, on_gpu[] = { 0, 1, 3, 8, 16, 31, PROVE_STRANGERS_GPU };
+    const int32_t *counts = r->p.on_gpu ? on_gpu : on_cpu;
+    int n = r->p.on_gpu ? 7 : 3;
+    struct prove_setup alone = { 0 };
     mb_engine *e;
     MB_TRY(prove_open(&r->p, &alone, &e, err));
     mb_status st = prove_run(&r->p, e, &alone, r->n_each, &r->ref, err);
-    for (int i = 0; st == MB_OK && i < 3; i++) { /* alone a second time: the line shows the digest that all are held to */
+    for (int i = 0; st == MB_OK && i < n; i++) { /* alone a second time: the line shows the digest that all are held to */
+        struct prove_setup s = { .n_strangers = counts[i] };
         struct prove_result got;
-        st = prove_run(&r->p, e, setups[i], r->n_each, &got, err);
+        char axis[32] = "alone";
+        if (i > 0) snprintf(axis, sizeof axis, "with %d stranger%s", (int)counts[i], counts[i] == 1 ? "" : "s");
+        if (!wanted(r, axis)) continue;
+        st = prove_run(&r->p, e, &s, r->n_each, &got, err);
         if (st != MB_OK) break;
-        line_compare(r, names[i], &got);
+        line_compare(r, axis, &got);
         prove_result_free(&got);
     }
     mb_engine_close(e);
@@ -112,6 +126,7 @@ static mb_status line_warm(struct report *r, mb_error *err)
     static const struct prove_setup s = { .prompt_cache = true };
     struct prove_result got = { 0 };
     mb_engine *e;
+    if (!wanted(r, "warm prefix")) return MB_OK;
     MB_TRY(prove_open(&r->p, &s, &e, err));
     mb_status st = prove_run(&r->p, e, &s, r->n_each, &got, err);
     prove_result_free(&got);
@@ -140,7 +155,7 @@ static mb_status line_preempted(struct report *r, mb_error *err)
 {
     static const struct { int32_t n_strangers, extra; } tries[] = { { 1, 1 }, { 1, 0 }, { 3, 1 }, { 3, 0 }, { 7, 0 },
                                                                    { 1, 4 }, { 1, 16 }, { 3, 16 }, { 3, 64 } };
-    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+    for (size_t i = 0; wanted(r, "preempted") && i < sizeof tries / sizeof tries[0]; i++) {
         struct prove_setup s = { .n_strangers = tries[i].n_strangers, .stranger_tokens = r->n_each + PAGE_TOKENS };
         struct prove_result got;
         s.kv_budget_bytes = budget_that_preempts(r, &s, tries[i].extra);
@@ -153,7 +168,7 @@ static mb_status line_preempted(struct report *r, mb_error *err)
         prove_result_free(&got);
         if (preempted) return MB_OK;
     }
-    line_skip(r, "preempted", "no pool size made this model's engine preempt the request");
+    if (wanted(r, "preempted")) line_skip(r, "preempted", "no pool size made this model's engine preempt the request");
     return MB_OK;
 }
 
@@ -178,7 +193,8 @@ static mb_status lines_levels(struct report *r, mb_error *err)
         /* Portable is slow: its second half may take the prompt's pages from its first, which the same kernels have written. */
         struct prove_setup s = { .cpu_level = levels[i], .prompt_cache = i == 0 };
         snprintf(axis, sizeof axis, "cpu level %s", levels[i]);
-        if (strncmp(r->p.flags->device.s, "cuda", 4) == 0) {
+        if (!wanted(r, axis)) continue;
+        if (r->p.on_gpu) {
             line_skip(r, axis, "a GPU computes; the CPU is a device class of its own");
             continue;
         }
@@ -191,29 +207,41 @@ static mb_status lines_levels(struct report *r, mb_error *err)
     return MB_OK;
 }
 
-/* On a GPU: the same on one, and split over ranks that share one. Some families and some memories do not allow it. */
-static mb_status lines_ranks(struct report *r, mb_error *err)
+/* On another device of the same class; one that is not there, or that this family or this memory does not allow, is skipped. */
+static mb_status line_device(struct report *r, const char *axis, const char *device, mb_error *err)
+{
+    struct prove_setup s = { .device = device };
+    mb_error why = { 0 };
+    mb_status st = line_fresh(r, axis, &s, r->n_each, &why);
+    if (st == MB_UNSUPPORTED || st == MB_NO_MEMORY || st == MB_INVALID) line_skip(r, axis, why.text);
+    else if (st != MB_OK) {
+        *err = why;
+        return st;
+    }
+    return MB_OK;
+}
+
+/* On a GPU: launch by launch where captured graphs run, split over ranks that share the card, over two cards, and these through NCCL. */
+static mb_status lines_devices(struct report *r, mb_error *err)
 {
     static const int counts[] = { 1, 2, 4 };
-    char name[64];
-    MB_TRY(model_device_name(r->p.flags, name, err));
-    if (strncmp(name, "cuda", 4) != 0) return MB_OK;
-    int card = name[4] == ':' ? atoi(name + 5) : 0;
+    char axis[32], device[PROVE_DEVICE + 16];
+    if (!r->p.on_gpu) return MB_OK;
+    int card = r->p.device[4] == ':' ? atoi(r->p.device + 5) : 0;
+    if (!strstr(r->p.device, "/steps")) {
+        snprintf(device, sizeof device, "%s%s/steps", r->p.device, r->p.device[4] == ':' ? "" : ":0");
+        MB_TRY(line_device(r, "launch by launch", device, err));
+    }
     for (int i = 0; i < 3; i++) {
-        char axis[32], device[64];
-        struct prove_setup s = { .device = device };
-        mb_error why = { 0 };
         size_t len = (size_t)snprintf(device, sizeof device, "cuda:%d", card);
         for (int k = 1; k < counts[i]; k++) len += (size_t)snprintf(device + len, sizeof device - len, ",%d", card);
         snprintf(axis, sizeof axis, "%d rank%s on one GPU", counts[i], counts[i] == 1 ? "" : "s");
-        mb_status st = line_fresh(r, axis, &s, r->n_each, &why);
-        if (st == MB_UNSUPPORTED || st == MB_NO_MEMORY) line_skip(r, axis, why.text);
-        else if (st != MB_OK) {
-            *err = why;
-            return st;
-        }
+        MB_TRY(line_device(r, axis, device, err));
     }
-    return MB_OK;
+    snprintf(device, sizeof device, "cuda:%d,%d", card, card == 0 ? 1 : 0);
+    MB_TRY(line_device(r, "2 ranks, a GPU each", device, err));
+    snprintf(device, sizeof device, "cuda:%d,%d/nccl", card, card == 0 ? 1 : 0);
+    return line_device(r, "2 ranks, a GPU each, NCCL", device, err);
 }
 
 static mb_status lines_all(struct report *r, mb_error *err)
@@ -225,14 +253,16 @@ static mb_status lines_all(struct report *r, mb_error *err)
     MB_TRY(line_preempted(r, err));
     MB_TRY(lines_threads(r, err));
     MB_TRY(lines_levels(r, err));
-    MB_TRY(lines_ranks(r, err));
-    return line_fresh(r, "after a restart", &restart, r->n_each, err);
+    MB_TRY(lines_devices(r, err));
+    MB_TRY(line_fresh(r, "after a restart", &restart, r->n_each, err));
+    if (r->n_lines > 0) return MB_OK;
+    return mb_fail_at(err, MB_INVALID, "only", "no line of prove has %.64s in its name; prove without --only shows them all", r->only);
 }
 
-static void set_lengths(struct report *r, bool full)
+static void set_lengths(struct report *r, const struct flags *f)
 {
-    r->n_each = full ? EACH_FULL : EACH_QUICK;
-    r->n_each_portable = full ? EACH_PORTABLE_FULL : EACH_PORTABLE;
+    r->n_each = f->tokens.given ? (int32_t)f->tokens.i / 2 : f->full.b ? EACH_FULL : EACH_QUICK;
+    r->n_each_portable = f->full.b ? EACH_PORTABLE_FULL : EACH_PORTABLE;
     int32_t room = r->p.n_context - r->p.n_prompt - 1;
     if (r->n_each > room) r->n_each = room > 1 ? room : 1;
     if (r->n_each_portable > r->n_each) r->n_each_portable = r->n_each;
@@ -255,12 +285,12 @@ static mb_status print_json(struct report *r, mb_error *err)
 mb_status cmd_prove(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
 {
     char path[MODEL_PATH_MAX];
-    struct report r = { .json = f->json.b };
+    struct report r = { .json = f->json.b, .only = f->only.given ? f->only.s : NULL };
     MB_TRY(model_find(f, n_pos > 0 ? pos[0] : NULL, true, path, err));
     buf_init(&r.lines, 0);
     mb_status st = prove_init(&r.p, f, path, err);
     if (st == MB_OK) {
-        set_lengths(&r, f->full.b);
+        set_lengths(&r, f);
         st = lines_all(&r, err);
     }
     if (st == MB_OK && r.json) st = print_json(&r, err);

@@ -28,7 +28,7 @@ struct flags {
     /* media */
     struct flag_value allow_private_media, no_remote_media;
     /* input and output of the other verbs */
-    struct flag_value prompt, prompt_ids, system, messages, tools, raw, json, origin, plan, fidelity, texts, full, ids, text;
+    struct flag_value prompt, prompt_ids, system, messages, tools, raw, json, origin, plan, fidelity, texts, full, only, ids, text;
     struct flag_value instruction, dimensions, ctx, skus, measure, batch_file, output;
     struct flag_value prompt_tokens, tokens, repeat, run, reference_prefill; /* benchmark */
     struct flag_value starter, wheel, python, cache_dir, home, xdg_cache_home, log_level, quiet, help, docs, docs_errors, docs_routes, docs_families, man;

@@ -7,7 +7,9 @@
 #include "cli/cli.h"
 
 #define PROVE_PROMPT 150  /* ids: more than two pages and not a multiple of any chunk */
-#define PROVE_STRANGERS 8
+#define PROVE_STRANGERS 8      /* most beside the request on a CPU */
+#define PROVE_STRANGERS_GPU 63
+#define PROVE_DEVICE 64        /* bytes of a device's name */
 
 /* How a line differs from the reference. */
 struct prove_setup {
@@ -37,6 +39,9 @@ struct prove {
     int32_t *ids;              /* PROVE_PROMPT, and more for strangers; owned */
     int32_t n_ids, n_prompt;
     int32_t n_context;
+    char device[PROVE_DEVICE]; /* as the flags say: "cpu", "cuda", "cuda:0,1" */
+    bool on_gpu;
+    int32_t max_strangers;
 };
 
 /* Tokens of the fixed text with the model's tokenizer, and its context. Releases nothing on failure: call prove_free. */

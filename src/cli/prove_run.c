@@ -24,6 +24,9 @@ mb_status prove_init(struct prove *p, const struct flags *f, const char *path, m
     struct engine_loaded info;
     struct buf b;
     *p = (struct prove){ .flags = f, .path = path };
+    MB_TRY(model_device_name(f, p->device, err));
+    p->on_gpu = strncmp(p->device, "cuda", 4) == 0;
+    p->max_strangers = p->on_gpu ? PROVE_STRANGERS_GPU : PROVE_STRANGERS;
     MB_TRY(model_options(f, &opt, &x, err));
     MB_TRY(mb_options_to_load(path, &opt, &load, err));
     MB_TRY(engine_load_estimate(&load, &info, NULL, err));
@@ -54,7 +57,7 @@ mb_status prove_open(const struct prove *p, const struct prove_setup *s, mb_engi
     struct mb_open_extra x;
     *out = NULL;
     MB_TRY(model_options(p->flags, &opt, &x, err));
-    opt.batch = PROVE_STRANGERS + 1;
+    opt.batch = p->max_strangers + 1;
     opt.prefill_chunk = s->prefill_chunk ? s->prefill_chunk : opt.prefill_chunk;
     if (s->n_threads) opt.n_threads = s->n_threads;
     if (s->cpu_level) opt.cpu_level = s->cpu_level;
@@ -84,7 +87,7 @@ uint64_t prove_budget_for(const struct prove *p, int32_t n_tokens)
 
 /* --- strangers --- */
 struct strangers {
-    struct gen_stream *stream[PROVE_STRANGERS];
+    struct gen_stream *stream[PROVE_STRANGERS_GPU];
     int32_t n;
 };
 
@@ -92,15 +95,15 @@ static mb_status start_stranger(const struct prove *p, mb_engine *e, int32_t i, 
                                 mb_error *err)
 {
     struct engine_client c = mb_engine_client(e);
-    int32_t n = n_tokens ? p->n_prompt : 5 + 37 * i;
+    int32_t n = n_tokens ? p->n_prompt : 5 + 37 * (i % 16);
     if (n > p->n_ids / 2) n = p->n_ids / 2;
     if (n > p->n_context / 2) n = p->n_context / 2;
     if (n < 1) n = 1;
     int32_t room = p->n_context - n - 1;
-    struct gen_request r = { .input = GEN_IDS, .ids = p->ids + (p->n_ids - n) * (i + 1) / (PROVE_STRANGERS + 1), .n_ids = n,
+    struct gen_request r = { .input = GEN_IDS, .ids = p->ids + (p->n_ids - n) * (i + 1) / (p->max_strangers + 1), .n_ids = n,
                              .n_choices = 1, .ignore_eos = true, .raw_split = true, .max_tokens = n_tokens ? n_tokens : room };
     if (r.max_tokens > room) r.max_tokens = room > 0 ? room : 1;
-    r.sampling.temperature = (struct sampler_value){ .v = 0.25 * i, .given = true };
+    r.sampling.temperature = (struct sampler_value){ .v = 0.25 * (i % PROVE_STRANGERS), .given = true };
     r.sampling.seed = (struct sampler_value){ .v = 1000 + i, .given = true };
     return c.start(c.ctx, &r, NULL, NULL, out, err);
 }

@@ -20,6 +20,19 @@ const struct ops *ops_find(const char *name)
     return find(name, strlen(name));
 }
 
+/* What may follow the cards, each word once: /nccl (of several), /steps. */
+static bool parse_words(const char *text, struct device_options *opt)
+{
+    while (*text == '/') {
+        size_t len = strcspn(++text, "/");
+        bool *to = len == 4 && memcmp(text, "nccl", 4) == 0 && opt->n_ranks > 1 ? &opt->nccl : len == 5 && memcmp(text, "steps", 5) == 0 ? &opt->no_graphs : NULL;
+        if (!to || *to) return false;
+        *to = true;
+        text += len;
+    }
+    return *text == '\0';
+}
+
 /* "0", "0,1", "0,1/nccl": the cards to opt; false: it is no such list. */
 static bool parse_cards(const char *text, struct device_options *opt)
 {
@@ -29,12 +42,10 @@ static bool parse_cards(const char *text, struct device_options *opt)
         if (*text < '0' || *text > '9' || n >= 1024 || opt->n_ranks == OPS_RANKS_MAX) return false;
         opt->cards[opt->n_ranks++] = (int)n;
         text = end;
-        opt->nccl = strcmp(text, "/nccl") == 0 && opt->n_ranks > 1;
-        if (*text == '\0' || opt->nccl) break;
-        if (*text != ',') return false;
+        if (*text != ',') break;
     }
     opt->ordinal = opt->cards[0];
-    return true;
+    return parse_words(text, opt);
 }
 
 /* Every card once, or one card alone: a rank for each. */
@@ -54,6 +65,7 @@ mb_status ops_parse(const char *text, const struct ops **out, struct device_opti
     size_t len = text ? strcspn(text, ":") : 0;
     opt->ordinal = opt->cards[0] = 0;
     opt->n_ranks = 1;
+    opt->nccl = opt->no_graphs = false;
     *out = text ? find(text, len) : backends[0];
     if (!*out) return mb_fail_at(err, MB_UNSUPPORTED, "device", "device %.32s is not in this build; " REMEDY, text);
     if (!text || text[len] == '\0') return MB_OK;

@@ -23,6 +23,7 @@ struct device_options {
     int n_ranks;            /* several devices or loopback ranks; 0, 1: one */
     int cards[OPS_RANKS_MAX]; /* cuda, several ranks: the device of each; the same everywhere: loopback */
     bool nccl;              /* cuda, several ranks: exchange through NCCL also where cards reach each other's memory */
+    bool no_graphs;         /* cuda: every step is launched by itself (the same bits, slower) */
     const char *packed_path; /* cpu: packed weights are kept in this file for the next start; NULL: nowhere */
     uint64_t packed_key;    /* what they come from: another key, another file */
     const char *experts_path; /* cpu: experts stay in this file, made when it is not there; NULL: in memory */
@@ -172,7 +173,7 @@ extern const struct ops ops_cpu, ops_cuda, ops_cuda_ranks;
 /* A backend by name; NULL when unknown. "cuda" loads libmlxbun-cuda.so when a device is opened. */
 const struct ops *ops_find(const char *name);
 /* "cpu", "cuda" (the first card), "cuda:1", "cuda:0,1" (a rank on each of these), "cuda:0,0" (two ranks on one card),
- * "cuda:0,1/nccl": the backend, and its cards to opt->ordinal, n_ranks, cards. NULL: the first backend. MB_UNSUPPORTED names what is known; MB_INVALID. */
+ * "cuda:0,1/nccl", "cuda:0/steps": the backend, and its cards to opt->ordinal, n_ranks, cards. NULL: the first backend. MB_UNSUPPORTED names what is known; MB_INVALID. */
 mb_status ops_parse(const char *text, const struct ops **out, struct device_options *opt, mb_error *err);
 
 #endif

@@ -32,7 +32,8 @@ static const struct { const char *family, *word; } REFUSED[] = {
 
 static void test_names_of_ranks(void **state)
 {
-    static const char *const bad[] = { "cuda:0,", "cuda:,1", "cuda:0,1,x", "cpu:0,1", "cuda:0,1,2,3,4,5,6,7,8", "cuda:0/nccl", "cuda:0,1/ncc", "cuda:0,1/nccl/" };
+    static const char *const bad[] = { "cuda:0,", "cuda:,1", "cuda:0,1,x", "cpu:0,1", "cuda:0,1,2,3,4,5,6,7,8", "cuda:0/nccl", "cuda:0,1/ncc", "cuda:0,1/nccl/", "cuda:0/step",
+                                      "cuda:0/steps/steps", "cuda:0,1/nccl,2" };
     const struct ops *ops;
     struct device_options opt = { 0 };
     mb_error err;
@@ -48,6 +49,12 @@ static void test_names_of_ranks(void **state)
     assert_int_equal(ops_parse("cuda:0,1/nccl", &ops, &opt, &err), MB_OK);
     assert_int_equal(opt.n_ranks, 2);
     assert_true(opt.nccl);
+    assert_false(opt.no_graphs);
+    assert_int_equal(ops_parse("cuda:0,1/nccl/steps", &ops, &opt, &err), MB_OK);
+    assert_true(opt.nccl && opt.no_graphs);
+    assert_int_equal(ops_parse("cuda:1/steps", &ops, &opt, &err), MB_OK);
+    assert_int_equal(opt.ordinal, 1);
+    assert_true(!opt.nccl && opt.no_graphs);
     assert_int_equal(ops_parse("cuda:3", &ops, &opt, &err), MB_OK);
     assert_ptr_equal(ops, &ops_cuda);
     assert_int_equal(opt.n_ranks, 1);

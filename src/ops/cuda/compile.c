@@ -285,7 +285,7 @@ mb_status cuda_compile(struct device *d, const struct plan *p, const struct comp
         cuda_compiled_free(c);
         return st;
     }
-    c->use_graphs = c->moe.n_expert == 0;
+    c->use_graphs = c->moe.n_expert == 0 && !d->no_graphs;
     *out = c;
     return MB_OK;
 }

@@ -42,6 +42,7 @@ struct device {
     struct pool *pool;          /* host threads: packing, draws */
     struct cpu_kernels host;    /* the host's sampler */
     struct cuda_chunk *chunks;  /* packed weights, the newest first */
+    bool no_graphs;             /* every step is launched by itself */
     void *pack_area;            /* a piece of a matrix on the device while weights are packed; freed by compile */
     uint8_t *kv;                /* the page pool */
     size_t kv_bytes;

@@ -61,6 +61,7 @@ mb_status cuda_device_open(struct device **out, const struct device_options *opt
     struct device *d = mb_calloc(1, sizeof *d);
     if (!d) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     snprintf(d->describe, sizeof d->describe, "cuda");
+    d->no_graphs = opt->no_graphs;
     mb_status st = open_parts(d, opt, err);
     if (st != MB_OK) {
         cuda_device_close(d);

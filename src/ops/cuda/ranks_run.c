@@ -382,7 +382,7 @@ static mb_status open_plans(struct rank_plans **out, struct device *d, const str
     if (!p) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     p->group = ranks_group(d);
     p->model = model;
-    p->use_graphs = true;
+    p->use_graphs = !p->group->rank[0]->no_graphs;
     if (model->tier == TIER_F32)
         return mb_fail_at(err, MB_UNSUPPORTED, "tier", "the f32 tier is computed on the CPU alone: use --device cpu, or --tier l1");
     return ranks_split(p, err);
