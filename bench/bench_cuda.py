@@ -24,12 +24,24 @@ GROUP = 64
 BARS = {("8b", 1): 600, ("8b", 8): 4000, ("8b", 32): 10000, ("8b", "prefill"): 30000, ("135m", 1): 1500}
 
 
-def tensors(shape, rng):
+def mxfp4_matrix(n, k, rng):
+    """Codes of any value, exponents around 0.6 / sqrt(k) over the codes' spread of 2.9."""
+    exponent = 127 + round(float(np.log2(0.6 / np.sqrt(k) / 2.9)))
+    return rng.integers(0, 2**32, n * k // 8, np.uint32).tobytes(), rng.integers(exponent - 1, exponent + 2, (n, k // 32)).astype(np.uint8).tobytes()
+
+
+def tensors(shape, rng, mode="affine"):
     """(name, dtype, dims, bytes); all matrices of one size share their bytes."""
     d, ff, heads, kv, head, layers, vocab = shape
     made = {}
 
     def matrix(name, n, k):
+        if mode == "mxfp4":
+            if (n, k) not in made:
+                made[n, k] = mxfp4_matrix(n, k, rng)
+            yield f"{name}.weight", "U32", [n, k // 8], made[n, k][0]
+            yield f"{name}.scales", "U8", [n, k // 32], made[n, k][1]
+            return
         if (n, k) not in made:
             scale = np.full((n, k // GROUP), 0.6 / np.sqrt(k) / 4.6, np.float32)
             scale *= rng.uniform(0.5, 1.5, scale.shape).astype(np.float32)
@@ -56,17 +68,17 @@ def tensors(shape, rng):
     yield from matrix("lm_head", vocab, d)
 
 
-def write_checkpoint(shape, folder):
-    """Returns the bytes that a decoded token reads: everything but the embedding."""
+def write_checkpoint(shape, folder, mode="affine"):
+    """4-bit weights, affine or mxfp4. Returns the bytes that a decoded token reads: everything but the embedding."""
     d, ff, heads, kv, head, layers, vocab = shape
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": d, "intermediate_size": ff, "head_dim": head,
               "num_attention_heads": heads, "num_key_value_heads": kv, "num_hidden_layers": layers, "vocab_size": vocab,
               "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 16384, "tie_word_embeddings": False,
-              "bos_token_id": 1, "eos_token_id": 2, "quantization": {"group_size": GROUP, "bits": 4, "mode": "affine"}}
+              "bos_token_id": 1, "eos_token_id": 2, "quantization": {"group_size": GROUP if mode == "affine" else 32, "bits": 4, "mode": mode}}
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "tests/golden/tiny/llama" / name, folder)
-    all_tensors = list(tensors(shape, np.random.default_rng(7)))
+    all_tensors = list(tensors(shape, np.random.default_rng(7), mode))
     header, at, read = {}, 0, 0
     for name, dtype, dims, data in all_tensors:
         header[name] = {"dtype": dtype, "shape": dims, "data_offsets": [at, at + len(data)]}
