@@ -2,7 +2,7 @@
  * 1, 8 and 32 sequences of 512 tokens each, and how much of each step its exchanges between the ranks take by themselves. One line
  * of JSON; `digest` is of all logits of the prompt's end and of the decode steps: equal for equal bits.
  *
- *   cuda_ranks DIR DEVICE                    DEVICE as --device has it: cuda, cuda:0,1, cuda:0,0
+ *   cuda_ranks DIR DEVICE [meet]             DEVICE as --device has it: cuda, cuda:0,1, cuda:0,0; meet: nothing is pushed (ranks_trade.c)
  * Build: make build/cuda_ranks. Run by bench/bench_cuda_ranks.py.
  */
 #include <stdio.h>
@@ -116,12 +116,13 @@ int main(int argc, char **argv)
 {
     struct device_options opt = { 0 };
     mb_error err = { 0 };
-    if (argc != 3) {
-        fprintf(stderr, "usage: cuda_ranks DIR DEVICE\n");
+    if (argc < 3 || argc > 4 || (argc == 4 && strcmp(argv[3], "meet") != 0)) {
+        fprintf(stderr, "usage: cuda_ranks DIR DEVICE [meet]\n");
         return 2;
     }
     check(ops_parse(argv[2], &ops, &opt, &err), &err);
     check(ops->device_open(&dev, &opt, &err), &err);
+    if (argc == 4 && ops == &ops_cuda_ranks) ranks_group(dev)->comm.no_trade = true;
     struct model_options mopt = { .ops = ops, .device = dev, .tier = TIER_L1, .kv_format = -1, .n_rows_max = BATCH_MAX, .n_context = 4096 };
     int64_t t0 = clock_now_ns();
     check(model_open(&model, argv[1], &mopt, &err), &err);

@@ -89,7 +89,7 @@ static mb_status peer_open(struct comm *c, mb_error *err)
         if (code == 0) code = lib->stream_wait(d->stream); /* before another rank raises a flag in it */
         MB_TRY(cuda_check(d, code, "flags of the ranks", err));
     }
-    return MB_OK;
+    return ranks_trade_open(c, err);
 }
 
 static void peer_close(struct comm *c)
@@ -102,6 +102,7 @@ static void peer_close(struct comm *c)
         lib->free(c->state[r]);
         c->state[r] = NULL;
     }
+    ranks_trade_close(c);
     if (c->given_up) lib->free_host((void *)(uintptr_t)c->given_up);
     c->given_up = NULL;
 }

@@ -178,6 +178,7 @@ static struct cuda_library table()
     t.meet = cs_meet;
     t.join = cs_join;
     t.join_input = cs_join_input;
+    t.trade = cs_trade;
     t.sample_scratch_bytes = cs_sample_scratch_bytes;
     t.sample = cs_sample;
     t.ctx_init = ck_ctx_init;

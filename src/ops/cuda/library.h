@@ -12,7 +12,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/steps.h"
 
-#define CUDA_LIBRARY_ABI 3 /* a change of any line here, in steps.h or kernels.h */
+#define CUDA_LIBRARY_ABI 4 /* a change of any line here, in steps.h or kernels.h */
 
 struct cuda_device_info {
     char name[64];
@@ -67,6 +67,7 @@ struct cuda_library {
     int (*meet)(const struct ck_ctx *c, const struct cs_meet *a, cudaStream_t st);
     int (*join)(const struct ck_ctx *c, const struct cs_join *a, cudaStream_t st);
     int (*join_input)(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
+    int (*trade)(const struct ck_ctx *c, const struct cs_trade *a, cudaStream_t st);
     size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);
     int (*sample)(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
                   struct cuda_draw_out *outs, void *scratch, cudaStream_t st);

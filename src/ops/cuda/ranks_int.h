@@ -5,7 +5,7 @@
  *
  * The row of backends is ops_cuda_ranks; its struct device is a rank_group, its struct compiled a rank_plans, its weights'
  * impl a rank_weight. One thread, the engine's, drives all ranks.
- * Owner of state: ranks_device.c (ranks, weights, pages), ranks_split.c (plans), ranks_run.c (joins, steps, graphs), comm.c.
+ * Owner of state: ranks_device.c (ranks, weights, pages), ranks_split.c (plans), ranks_run.c (joins, steps, graphs), comm.c, ranks_trade.c.
  */
 #ifndef OPS_CUDA_RANKS_INT_H
 #define OPS_CUDA_RANKS_INT_H
@@ -39,6 +39,8 @@ struct comm {
     void *state[OPS_RANKS_MAX]; /* of the implementation, a rank */
     struct rank_group *group;
     volatile uint32_t *given_up; /* peer: pinned; not 0 = ranks stop waiting for each other */
+    void *inbox[OPS_RANKS_MAX]; /* peer: where others push what few tokens have (ranks_trade.c) */
+    bool no_trade;              /* nobody pushes: for comparison (bench/cuda_ranks.c) */
 };
 extern const struct comm_ops comm_loopback, comm_peer, comm_nccl;
 
@@ -126,6 +128,14 @@ struct rank_plans {
 /* ranks_split.c: the ranks' plans and joins of p->model. MB_UNSUPPORTED names what cannot be split and the remedy. */
 mb_status ranks_split(struct rank_plans *p, mb_error *err);
 void ranks_split_free(struct rank_plans *p);
+
+/* ranks_trade.c: joins that are pushes. The caller has waited for all streams before it closes. */
+mb_status ranks_trade_open(struct comm *c, mb_error *err);
+void ranks_trade_close(struct comm *c);
+/* Can join j of m rows be one? */
+bool ranks_trade_takes(const struct rank_plans *p, const struct rank_join *j, int32_t m);
+/* part[r]: what rank r has; NULL: nothing. */
+mb_status ranks_trade(const struct rank_plans *p, const struct rank_join *j, int32_t m, void *const *part, mb_error *err);
 
 /* ranks_device.c */
 static inline struct rank_group *ranks_group(struct device *d) { return (struct rank_group *)(void *)d; }

@@ -75,6 +75,7 @@ static mb_status run_join(struct rank_plans *p, const struct rank_join *j, mb_er
         part[r] = part_at(p, j, r);
         bytes[r] = part_bytes(p, j, r, m);
     }
+    if (ranks_trade_takes(p, j, m)) return ranks_trade(p, j, m, part, err);
     MB_TRY(ranks_check(g, -1, g->comm.ops->spread(&g->comm, part, bytes, p->stage, from), "an exchange", err));
     for (int r = 0; r < (j->first_only ? 1 : g->n); r++) {
         lib_of(p)->device_use(g->rank[r]->ordinal);

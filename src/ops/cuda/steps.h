@@ -180,6 +180,23 @@ struct cs_join_input {          /* the same for linear inputs: all of one layout
 };
 int cs_join_input(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
 
+/* The same in one launch for few tokens, of floats or of linear inputs in rows: every rank writes its part into the others' memory,
+ * 8 bytes and the number of the exchange beside them in each packet, and takes theirs from its own as they come. It is a meeting too:
+ * nobody ends before all have begun. Units of 8 bytes: 2 floats, 4 values of an input. Ranks call it the same number of times. */
+struct cs_trade {
+    int32_t rank, n, m, add;
+    const void *part;               /* this rank's, [m][ld_part] */
+    void *out;                      /* [m][ld_out] */
+    int64_t ld_part, ld_out;
+    int32_t first[CS_RANKS_MAX], units[CS_RANKS_MAX];
+    int32_t end, n_pad;             /* where the last part ends; zeros behind it */
+    void *inbox[CS_RANKS_MAX];      /* of each rank: CS_TRADE_HEAD bytes, then 2 x n x `room` packets of 16 bytes; zeroed once */
+    int32_t room;                   /* at least m x the most units */
+    const volatile uint32_t *given_up; /* as in cs_meet */
+};
+#define CS_TRADE_HEAD 64
+int cs_trade(const struct ck_ctx *c, const struct cs_trade *a, cudaStream_t st);
+
 /* --- draws --- */
 
 #define CUDA_MAX_HIDDEN 8

@@ -1,0 +1,89 @@
+/* ranks_trade.c: joins of few tokens over cards that reach each other's memory: one launch a rank, in which parts are pushed into
+ * inboxes (steps.h: cs_trade), instead of a meeting and a join that reads over the link. The same values, so the same bits.
+ * Owned here: the inboxes.
+ */
+#include "ops/cuda/ranks_int.h"
+
+#define ROOM (32 * 1024) /* units of 8 bytes of one rank in one exchange: beyond, packets half full of numbers take longer */
+
+mb_status ranks_trade_open(struct comm *c, mb_error *err)
+{
+    const struct cuda_library *lib = c->rank[0]->lib;
+    size_t bytes = CS_TRADE_HEAD + (size_t)2 * (size_t)c->n * ROOM * 16;
+    for (int r = 0; r < c->n; r++) {
+        struct device *d = c->rank[r];
+        lib->device_use(d->ordinal);
+        int code = lib->alloc(&c->inbox[r], bytes);
+        if (code == 0) code = lib->fill(c->inbox[r], 0, bytes, d->stream);
+        if (code == 0) code = lib->stream_wait(d->stream); /* before another rank writes to it */
+        MB_TRY(cuda_check(d, code, "an inbox for other ranks", err));
+    }
+    return MB_OK;
+}
+
+/* Behind a wait for all streams. */
+void ranks_trade_close(struct comm *c)
+{
+    for (int r = 0; r < c->n; r++) {
+        if (!c->inbox[r]) continue;
+        c->rank[r]->lib->device_use(c->rank[r]->ordinal);
+        c->rank[r]->lib->free(c->inbox[r]);
+        c->inbox[r] = NULL;
+    }
+}
+
+static int32_t unit_of(const struct rank_join *j) { return j->is_input ? 4 : 2; }
+
+/* A join that only rank 0 reads is no meeting, which an inbox needs: it goes the other way. */
+bool ranks_trade_takes(const struct rank_plans *p, const struct rank_join *j, int32_t m)
+{
+    const struct rank_group *g = p->group;
+    int32_t unit = unit_of(j);
+    if (!g->comm.inbox[0] || g->comm.no_trade || j->first_only) return false;
+    if (j->is_input && g->rank[0]->lib->x_layout_for(&g->rank[0]->ctx, m) != CK_X_ROWS) return false;
+    for (int r = 0; r < g->n; r++)
+        if (j->part[r].first % unit != 0 || j->part[r].n % unit != 0 || (int64_t)m * (j->part[r].n / unit) > ROOM) return false;
+    return true;
+}
+
+/* The last columns that a part has; parts without any may stand behind them. */
+static int32_t end_of(const struct rank_join *j, int n)
+{
+    int32_t end = 0;
+    for (int r = 0; r < n; r++)
+        if (j->part[r].n > 0) end = j->part[r].first + j->part[r].n;
+    return end;
+}
+
+static int trade_rank(const struct rank_plans *p, const struct rank_join *j, int r, int32_t m, const void *part)
+{
+    struct compiled *c = p->compiled[r];
+    const struct rank_group *g = p->group;
+    int32_t unit = unit_of(j), end = end_of(j, g->n), n = j->part[r].n;
+    struct cs_trade a = { .rank = r, .n = g->n, .m = m, .add = j->add, .part = part, .room = ROOM, .given_up = g->comm.given_up };
+    a.end = end / unit;
+    if (j->is_input) {
+        const struct ck_x *x = cuda_input_of(c, j->full);
+        a.out = x->v;
+        a.ld_out = x->k_pad / unit;
+        a.ld_part = (n + 63) / 64 * 64 / unit;
+        a.n_pad = (int32_t)((x->k_pad - end) / unit);
+    } else {
+        a.out = c->bufs[j->full];
+        a.ld_out = c->ld[j->full] / unit;
+        a.ld_part = (n + 3) / 4 * 4 / unit;
+    }
+    for (int q = 0; q < g->n; q++) {
+        a.first[q] = j->part[q].first / unit;
+        a.units[q] = j->part[q].n / unit;
+        a.inbox[q] = g->comm.inbox[q];
+    }
+    c->dev->lib->device_use(c->dev->ordinal);
+    return c->dev->lib->trade(&c->ctx, &a, c->dev->stream);
+}
+
+mb_status ranks_trade(const struct rank_plans *p, const struct rank_join *j, int32_t m, void *const *part, mb_error *err)
+{
+    for (int r = 0; r < p->group->n; r++) MB_TRY(ranks_check(p->group, r, trade_rank(p, j, r, m, part[r]), "an exchange", err));
+    return MB_OK;
+}
