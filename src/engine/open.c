@@ -176,6 +176,18 @@ static struct model_options model_options_of(const struct engine_load *opt, cons
                                    .progress = opt->progress, .progress_ctx = opt->progress_ctx };
 }
 
+/* A device with memory of its own that cannot hold the weights says so before it reads them. What cannot be estimated is told by the load. */
+static mb_status check_room(const struct engine_load *opt, const struct ops *ops, struct device *dev, const struct model_options *mo, mb_error *err)
+{
+    struct model_size size;
+    mb_error why;
+    if (!ops->memory_free || model_size_estimate(&size, opt->dir, mo, &why) != MB_OK) return MB_OK;
+    size_t free_bytes = ops->memory_free(dev), need = size.weight_bytes + size.scratch_bytes;
+    if (need <= free_bytes) return MB_OK;
+    return mb_fail_at(err, MB_NO_MEMORY, "device", "%s: the weights and scratch of this model take %.1f GB there, %.1f GB are free: split it over more GPUs "
+                      "(--devices cuda:0,1), or use --device cpu", ops->device_describe(dev), (double)need / 1e9, (double)free_bytes / 1e9);
+}
+
 static mb_status open_model(const struct engine_load *opt, const struct ops **ops, struct device **dev, struct model **m,
                             struct engine_loaded *info, mb_error *err)
 {
@@ -184,7 +196,8 @@ static mb_status open_model(const struct engine_load *opt, const struct ops **op
     if (*ops != &ops_cpu) LOGI("engine", "computing on %s, as --device says", (*ops)->device_describe(*dev));
     info->usable_bytes = usable_on(*ops, *dev); /* while the weights do not take of it yet */
     struct model_options mo = model_options_of(opt, *ops, *dev);
-    mb_status st = model_open(m, opt->dir, &mo, err);
+    mb_status st = check_room(opt, *ops, *dev, &mo, err);
+    if (st == MB_OK) st = model_open(m, opt->dir, &mo, err);
     if (st != MB_OK) {
         (*ops)->device_close(*dev);
         *dev = NULL;
