@@ -1,6 +1,6 @@
 """soak.py: a server under steady load: streams that never end, its memory, and how long tokens make people wait.
 
-    bench/soak.py MODEL [--mlx-bun build/mlx-bun] [--device cuda] [--streams 64] [--seconds 300] [--out FILE] [-- SERVE FLAGS]
+    bench/soak.py MODEL [--mlx-bun build/mlx-bun] [--device cuda] [--streams 64] [--seconds 300] [--out FILE] [--serve-flags "..."]
 
 Every stream asks for a completion of random length behind a random prompt and, when it has ended, for the next one. Fails (exit
 status 1) when a request fails, when the server ends, or when its private memory after the run is more than 64 MB above that
@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import random
 import re
+import shlex
 import signal
 import subprocess
 import threading
@@ -161,10 +162,10 @@ def main():
     a.add_argument("--commit", default="")
     a.add_argument("--note", default="")
     a.add_argument("--out", default=str(ROOT / "bench/results/cuda-soak-latest.json"))
-    a.add_argument("flags", nargs="*", help="for serve, behind --")
+    a.add_argument("--serve-flags", default="", help="more flags for serve")
     args = a.parse_args()
     commit = args.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    command = [args.mlx_bun, "serve", args.model, "--device", args.device, "--port", "0", "--batch", str(args.streams), *args.flags]
+    command = [args.mlx_bun, "serve", args.model, "--device", args.device, "--port", "0", "--batch", str(args.streams), *shlex.split(args.serve_flags)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         port = wait_until_ready(server)
