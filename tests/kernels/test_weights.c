@@ -192,9 +192,34 @@ static void test_trellis_is_packed_as_affine(void **state)
             for (int g = 32; g <= 128; g *= 2) check_trellis(bits, g, floats[f]);
 }
 
+/* Rows as bfloat16 are the elements one by one, for every code and every scale byte. */
+static void check_fp_rows(struct quant_spec spec)
+{
+    enum { ROWS = 64, ROW = 512 };
+    static uint8_t codes[ROWS * ROW], scales[ROWS * ROW / 16];
+    uint16_t got[ROW];
+    for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)random_u32();
+    for (size_t i = 0; i < sizeof scales; i++) scales[i] = (uint8_t)i;
+    struct pack_source src = { .spec = spec, .dt = DT_U8, .n = ROWS, .k = ROW, .w = codes, .scales = scales };
+    for (int64_t r = 0; r < ROWS; r++) {
+        cpu_fp_row(&src, r, got);
+        for (int64_t k = 0; k < ROW; k++)
+            if (got[k] != f32_to_bf16(cpu_fp_value(&src, r, k)))
+                fail_msg("mode %d, row %d, column %d: %04x, the element is %g", (int)spec.mode, (int)r, (int)k, got[k], (double)cpu_fp_value(&src, r, k));
+    }
+}
+
+static void test_fp_rows_are_their_elements(void **state)
+{
+    (void)state;
+    check_fp_rows((struct quant_spec){ QUANT_MXFP4, 4, 32 });
+    check_fp_rows((struct quant_spec){ QUANT_MXFP8, 8, 32 });
+    check_fp_rows((struct quant_spec){ QUANT_NVFP4, 4, 16 });
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_weights_come_and_go), cmocka_unit_test(test_mapped_rows_equal_packed),
-                                        cmocka_unit_test(test_trellis_is_packed_as_affine) };
+                                        cmocka_unit_test(test_trellis_is_packed_as_affine), cmocka_unit_test(test_fp_rows_are_their_elements) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -253,6 +253,8 @@ struct pack_source {
 void cpu_pack_blocks(const struct pack_source *src, int64_t blk0, int64_t blk1, uint8_t *dst);
 /* One element of a matrix in an fp format (mxfp4, mxfp8, nvfp4, block-scaled float8), exact: what the packed form yields too. */
 float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k);
+/* A row of it as bfloat16, [k]: the same values, rounded where that type ends; row counts as the file's. */
+void cpu_fp_row(const struct pack_source *src, int64_t row, uint16_t *out);
 /* What src becomes: fills type, dt, g, n, k, block_bytes. MB_UNSUPPORTED names the scheme. */
 mb_status cpu_pack_plan(const struct pack_source *src, struct cpu_weight *out, mb_error *err);
 

@@ -246,6 +246,55 @@ float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k)
     return fmaf(scale * 0.5f, code, scale * -6.0f); /* as the packed form has it: a zero is +0 under a negative scale too */
 }
 
+/* Values of one scale byte for every code, made when the byte is first met: a row has few different ones. */
+struct fp_tables {
+    uint16_t value[256][16];
+    bool have[256];
+};
+
+static const uint16_t *fp4_table(struct fp_tables *t, enum quant_mode mode, uint8_t sc)
+{
+    float scale = mode == QUANT_NVFP4 ? e4m3_to_f32(sc) : e8m0_to_f32(sc);
+    for (uint32_t c = 0; c < 16 && !t->have[sc]; c++) t->value[sc][c] = f32_to_bf16(fmaf(scale * 0.5f, fp4_code(c), scale * -6.0f));
+    t->have[sc] = true;
+    return t->value[sc];
+}
+
+static void fp4_row(const struct pack_source *src, int64_t row, uint16_t *out)
+{
+    const int g = src->spec.group_size;
+    const uint8_t *w = (const uint8_t *)src->w + row * src->k / 2, *sc = (const uint8_t *)src->scales + row * src->k / g;
+    struct fp_tables t;
+    memset(t.have, 0, sizeof t.have);
+    for (int64_t i = 0; i < src->k / g; i++) {
+        const uint16_t *v = fp4_table(&t, src->spec.mode, sc[i]);
+        for (int j = 0; j < g / 2; j++, out += 2) {
+            uint8_t two = *w++;
+            out[0] = v[two & 15];
+            out[1] = v[two >> 4];
+        }
+    }
+}
+
+static void mxfp8_row(const struct pack_source *src, int64_t row, uint16_t *out)
+{
+    const uint8_t *w = (const uint8_t *)src->w + row * src->k, *sc = (const uint8_t *)src->scales + row * src->k / 32;
+    float of[256];
+    for (int c = 0; c < 256; c++) of[c] = e4m3_to_f32((uint8_t)c);
+    for (int64_t i = 0; i < src->k / 32; i++) {
+        float scale = e8m0_to_f32(sc[i]);
+        for (int j = 0; j < 32; j++) *out++ = f32_to_bf16(of[*w++] * scale);
+    }
+}
+
+void cpu_fp_row(const struct pack_source *src, int64_t row, uint16_t *out)
+{
+    if (src->spec.mode == QUANT_MXFP8) mxfp8_row(src, row, out);
+    else if (src->spec.mode != QUANT_NONE) fp4_row(src, row, out);
+    else
+        for (int64_t k = 0; k < src->k; k++) out[k] = f32_to_bf16(cpu_fp_value(src, row, k));
+}
+
 /* Sixteen rows of a matrix that the file has turned: they are columns of its rows, from column `first` on. */
 static void block_turned(const struct pack_source *src, int64_t first, int n_rows, uint8_t *block)
 {

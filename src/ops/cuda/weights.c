@@ -154,9 +154,7 @@ static void fp_share(void *ctx, int i_thread, int n_threads)
     const struct fp_job *j = ctx;
     int64_t first, end, step = j->src.row_step > 0 ? j->src.row_step : 1;
     threads_share(j->n_rows, 1, i_thread, n_threads, &first, &end);
-    for (int64_t r = first; r < end; r++)
-        for (int64_t k = 0; k < j->src.k; k++)
-            j->out[r * j->src.k + k] = f32_to_bf16(cpu_fp_value(&j->src, (j->row0 + r) * step, k));
+    for (int64_t r = first; r < end; r++) cpu_fp_row(&j->src, (j->row0 + r) * step, j->out + r * j->src.k);
 }
 
 /* Rows [row0, row0 + n) of the source, which are rows at .. of the weight, through the area: codes, then scales, then biases. */
