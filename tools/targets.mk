@@ -120,7 +120,7 @@ $(BUILD)/cuda_ranks: bench/cuda_ranks.c $(BUILD)/libmlxbun.a
 	@mkdir -p $(@D)
 	$(call say,LD )
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
-$(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_attention $(BUILD)/bench_logits: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
+$(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_attention $(BUILD)/bench_logits $(BUILD)/bench_steps: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 $(BUILD)/bench_order: bench/bench_order.c bench/free_avx2.c bench/free_avx512.c bench/free.h $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $(filter %.c %.a,$^) $(LDFLAGS) -o $@ $(PKG_LIBS)
