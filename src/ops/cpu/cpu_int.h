@@ -128,6 +128,7 @@ struct cpu_pass {
                                                                     one once more; NULL: never */
     struct linear_tile *tiles;        /* linears: [bounds[n_threads]] */
     int32_t *bounds;                  /* linears: [n_threads + 1] which tiles a thread begins with */
+    int64_t unit;                     /* linears: blocks that stay together */
 };
 
 /* Attention of few tiles over many splits: each split of a tile is a unit, the last to finish merges. */
@@ -145,7 +146,7 @@ struct compiled {
     int32_t n_passes, i_draws_pass; /* i_draws_pass: first per-draw pass (STEP_DRAWS) */
     int32_t i_draws, i_final_norm;  /* steps: STEP_DRAWS, and the norm that rows with hidden_out get; n_steps: none */
     struct linear_tile *tiles;  /* of all passes */
-    int32_t *bounds;            /* of all passes; the last n_threads + 1 are those of the open pass */
+    int32_t *bounds;            /* of all passes */
     uint8_t *bufs[PLAN_MAX_BUFS];
     size_t row_bytes[PLAN_MAX_BUFS]; /* stride of a row in bytes */
     enum act_form form[PLAN_MAX_BUFS];
@@ -156,7 +157,8 @@ struct compiled {
     uint8_t *attn_partials;     /* split results of small batches */
     size_t attn_partials_bytes;
     /* Of the open pass; written by its opener. */
-    int64_t n_chunks, chunk_rows;        /* linears: rows go in so many chunks; row-wise steps: rows of a tile */
+    int64_t chunk_rows;                  /* row-wise steps, linears of many rows: rows of a tile */
+    int64_t run_blocks;                  /* linears of many rows: blocks of a tile; 0: tiles as dealt, all rows */
     bool attn_split;                     /* attend: tiles are split into units */
     int32_t attn_n_tiles;
     int attn_head_parts;                 /* attend: the query heads of a KV head go in so many parts */
@@ -176,9 +178,9 @@ struct compiled {
 #define CPU_SERIAL_VALUES 4096
 /* Blocks of 16 outputs that stay together when a weight is dealt to threads. */
 #define CPU_SHARE_BLOCKS 2
-/* Floats of product that a thread holds before adding them to the residual. */
-#define CPU_LINEAR_TMP_FLOATS 32768
-#define CPU_LINEAR_ROWS 256 /* rows of a chunk at most */
+/* Floats of product that a thread holds: before adding them to the residual, or of gate and up together. */
+#define CPU_LINEAR_TMP_FLOATS 49152
+#define CPU_LINEAR_ROWS 128 /* rows that a kernel gets at once, at most: for these a unit of blocks fits */
 
 /* Row-wise steps (embed, norm, draws; the inputs of o when heads do not hold whole groups): small batches in open. */
 int64_t cpu_rows_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);
@@ -207,8 +209,9 @@ void cpu_signal_row(const struct compiled *c, int64_t i, int64_t d, float *y);
 
 /* step_rows.c: y[0..n) = act(gate) * up */
 void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate, const float *up, int64_t n, float *y);
-/* step_rows.c: columns [col0, col1) of row i of a gated MLP; y: scratch of the whole width. */
-void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y);
+/* step_rows.c: columns [col0, col1) of row i of a gated MLP, whose gate and up begin at column col0; y: scratch of the whole width. */
+void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, const float *gate,
+                     const float *up, float *y);
 /* step_rope.c: head h of token i: q' to y; K and V (through tmp, twice head_dim floats) into their page. */
 void cpu_rope_q(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *y);
 void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *tmp);

@@ -121,6 +121,7 @@ static void deal(struct builder *b, struct cpu_pass *p, const struct part *parts
     int64_t step = tile_blocks(parts, n_parts, n_threads, unit), first, end;
     int32_t tile0 = b->n_tiles;
     bool even = parts_even(parts, n_parts, n_threads, unit);
+    p->unit = unit;
     if (!b->count_only) {
         p->tiles = b->c->tiles + tile0;
         p->bounds = b->c->bounds + (size_t)(b->n_passes - 1) * (size_t)(n_threads + 1);
@@ -260,7 +261,7 @@ mb_status cpu_passes_build(struct compiled *c, mb_error *err)
     c->n_passes = count.n_passes;
     c->passes = mb_calloc((size_t)count.n_passes, sizeof *c->passes);
     c->tiles = mb_calloc((size_t)count.n_tiles + 1, sizeof *c->tiles);
-    c->bounds = mb_calloc((size_t)(count.n_passes + 1) * (size_t)(c->n_threads + 1), sizeof *c->bounds);
+    c->bounds = mb_calloc((size_t)count.n_passes * (size_t)(c->n_threads + 1), sizeof *c->bounds);
     if (!c->passes || !c->tiles || !c->bounds) return mb_fail(err, MB_NO_MEMORY, "out of memory for the passes of the plan");
     c->i_draws_pass = c->n_passes;
     c->i_draws = c->i_final_norm = c->plan->n_steps;

@@ -420,11 +420,12 @@ size_t cpu_attn_partials_bytes(const struct plan *p, int n_threads)
 
 size_t cpu_thread_scratch_bytes(const struct plan *p)
 {
-    size_t most = CPU_LINEAR_TMP_FLOATS * sizeof(float);
+    size_t most = 0;
     for (int i = 0; i < p->n_bufs; i++) {
         size_t row = ((size_t)p->bufs[i].width + 64) * sizeof(float);
         if (row > most) most = row;
     }
+    most += CPU_LINEAR_TMP_FLOATS * sizeof(float); /* a gated MLP has a row and its products at once */
     for (int32_t i = 0; i < p->n_steps; i++)
     {
         size_t n = p->steps[i].op == STEP_ATTEND ? attend_bytes(&p->steps[i])

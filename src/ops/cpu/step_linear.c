@@ -1,5 +1,7 @@
 /* step_linear.c: linear groups. The work is cut into tiles: blocks of 16 outputs of one part (passes.c says which thread
- * begins with which), times a chunk of the rows when there are many. A tile is the product and then its epilogue. Order
+ * begins with which). Many rows: a grid of runs of blocks by chunks of rows, chunks outermost, so that a thread works on few rows
+ * against many outputs: the inputs, which other cores have just written, come across once, and not once for each thread. A tile
+ * is the product and then its epilogue; of a gated MLP gate and up stay in the thread's scratch. Order
  * of an output: product, bias, adapters, scale, soft cap, then the sum into the residual. With adapters in the batch a pass goes
  * before that computes their u (step_lora.c).
  */
@@ -45,11 +47,10 @@ static int64_t cols_of(const struct part_run *p, int64_t blk0, int64_t blk1)
     return end - 16 * blk0;
 }
 
-static void run_store(const struct part_run *p, int64_t blk0, int64_t blk1)
+static void run_store(const struct part_run *p, int64_t blk0, int64_t blk1, float *y, int64_t ld)
 {
-    float *y = p->out + 16 * blk0;
-    p->matmul(p->w, blk0, blk1, &p->act, p->row0, p->m, y, p->ld_out);
-    finish_tile(p, y, p->ld_out, 16 * blk0, cols_of(p, blk0, blk1));
+    p->matmul(p->w, blk0, blk1, &p->act, p->row0, p->m, y, ld);
+    finish_tile(p, y, ld, 16 * blk0, cols_of(p, blk0, blk1));
 }
 
 static void run_add(const struct part_run *p, int64_t blk0, int64_t blk1, float *tmp)
@@ -58,20 +59,19 @@ static void run_add(const struct part_run *p, int64_t blk0, int64_t blk1, float 
     int64_t step = CPU_LINEAR_TMP_FLOATS / 16 / p->m; /* m <= CPU_LINEAR_ROWS */
     for (int64_t b = blk0; b < blk1; b += step) {
         int64_t e = b + step < blk1 ? b + step : blk1, n_cols = cols_of(p, b, e), ld = 16 * (e - b);
-        p->matmul(p->w, b, e, &p->act, p->row0, p->m, tmp, ld);
-        finish_tile(p, tmp, ld, 16 * b, n_cols);
+        run_store(p, b, e, tmp, ld);
         for (int64_t i = 0; i < p->m; i++) k->add(p->out + i * p->ld_out + 16 * b, tmp + i * ld, n_cols);
     }
 }
 
-static void run_part(struct compiled *c, const struct cpu_pass *pass, const struct plan_step *s, int32_t i_part, int64_t blk0,
-                     int64_t blk1, int64_t row0, int64_t m, int i_thread)
+static struct part_run part_get(struct compiled *c, const struct cpu_pass *pass, const struct plan_step *s, int32_t i_part, int64_t row0,
+                                int64_t m)
 {
     int32_t i_u = i_part;
     for (const struct plan_step *before = pass->s; before < s; before++) i_u += before->u.linear.n_parts;
     const struct cpu_weight *w = &((struct cpu_weight_impl *)s->u.linear.part[i_part].w->impl)->packed;
     buf_id out = s->u.linear.part[i_part].out;
-    struct part_run p = {
+    return (struct part_run){
         .c = c, .s = s, .i_part = i_part, .i_u = i_u, .w = w,
         .matmul = cpu_matmul_choose(&c->dev->kernels, w->type, c->form[s->in]),
         .act = { .form = c->form[s->in], .g = c->plan->bufs[s->in].group, .k = w->k, .row_bytes = c->row_bytes[s->in],
@@ -80,56 +80,110 @@ static void run_part(struct compiled *c, const struct cpu_pass *pass, const stru
         .ld_out = (int64_t)(c->row_bytes[out] / sizeof(float)),
         .out = cpu_row_f32(c, out, row0) + s->u.linear.part[i_part].out_offset,
     };
-    if (s->u.linear.part[i_part].add) run_add(&p, blk0, blk1, (float *)c->thread_scratch[i_thread]);
-    else run_store(&p, blk0, blk1);
 }
 
-/* Rows go in chunks when there are many, or when there are too few tiles of weights to keep all threads busy. */
+/* --- who does what --- */
+
+/* Rows from which on the grid is used; below, tiles are the blocks that a thread has packed, all rows at once. */
+#define GRID_MIN_ROWS 48
+/* Blocks of a run at most: so many that bringing the inputs to a kernel's form is shared, so few that gate and up stay in L2. Halved
+ * until every thread has some tiles. */
+#define GRID_BLOCKS 12
+#define GRID_TILES_A_THREAD 3
+
+static int64_t blocks_of(const struct plan_step *s, int32_t i_part)
+{
+    return cpu_weight_blocks(&((struct cpu_weight_impl *)s->u.linear.part[i_part].w->impl)->packed);
+}
+
+static int64_t runs_of(int64_t n_blocks, int64_t run)
+{
+    return (n_blocks + run - 1) / run;
+}
+
+/* Runs of all parts of the pass; parts of a gated MLP are one. */
+static int64_t count_runs(const struct cpu_pass *p, int64_t run)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < p->n_steps; i++)
+        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++) {
+            if (p->partner && n > 0) return n;
+            n += runs_of(blocks_of(&p->s[i], j), run);
+        }
+    return n;
+}
+
+static int64_t grid_open(struct compiled *c, const struct cpu_pass *p, int64_t m)
+{
+    int64_t each = (m + c->n_threads - 1) / c->n_threads, least = m >= 256 ? 64 : 32, run = GRID_BLOCKS / p->unit * p->unit;
+    c->chunk_rows = ((each > least ? each : least) + 15) / 16 * 16;
+    int64_t n_chunks = (m + c->chunk_rows - 1) / c->chunk_rows;
+    while (run > p->unit && count_runs(p, run) * n_chunks < GRID_TILES_A_THREAD * c->n_threads) run = run / 2 / p->unit * p->unit;
+    c->run_blocks = run > p->unit ? run : p->unit;
+    return count_runs(p, c->run_blocks) * n_chunks;
+}
+
 int64_t cpu_linear_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds)
 {
     (void)i_thread;
-    int n_threads = c->n_threads;
-    int64_t m = cpu_rows_of(c, p->s->in), n_tiles = p->bounds[n_threads];
-    c->n_chunks = (m + CPU_LINEAR_ROWS - 1) / CPU_LINEAR_ROWS;
-    while (n_tiles * c->n_chunks < 4 * n_threads && m / (2 * c->n_chunks) >= 48) c->n_chunks *= 2;
-    c->chunk_rows = ((m + c->n_chunks - 1) / c->n_chunks + 15) / 16 * 16;
-    if (c->n_chunks == 1) {
-        *bounds = p->bounds;
-        return n_tiles;
-    }
-    int32_t *scaled = c->bounds + (size_t)c->n_passes * (size_t)(n_threads + 1);
-    for (int t = 0; t <= n_threads; t++) scaled[t] = (int32_t)(p->bounds[t] * c->n_chunks);
-    *bounds = scaled;
-    return n_tiles * c->n_chunks;
+    int64_t m = cpu_rows_of(c, p->s->in);
+    c->run_blocks = 0;
+    if (m >= GRID_MIN_ROWS) return grid_open(c, p, m);
+    *bounds = p->bounds;
+    return p->bounds[c->n_threads];
 }
 
-/* Rows of tile i_tile, and its weights. False: rounding left no row for the last chunk. */
-static bool tile_get(const struct compiled *c, const struct cpu_pass *p, int64_t i_tile, const struct linear_tile **t,
-                     int64_t *row0, int64_t *m)
+/* Tile i_tile: its weights and its rows [*row0, *row0 + *m). */
+static struct linear_tile tile_get(const struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int64_t *row0, int64_t *m)
 {
-    int64_t rows = cpu_rows_of(c, p->s->in);
-    *t = &p->tiles[i_tile / c->n_chunks];
-    *row0 = i_tile % c->n_chunks * c->chunk_rows;
+    int64_t rows = cpu_rows_of(c, p->s->in), run = c->run_blocks;
+    *row0 = 0;
+    *m = rows;
+    if (run == 0) return p->tiles[i_tile];
+    int64_t n_runs = count_runs(p, run), at = i_tile % n_runs;
+    *row0 = i_tile / n_runs * c->chunk_rows;
     *m = rows - *row0 < c->chunk_rows ? rows - *row0 : c->chunk_rows;
-    return *m > 0;
+    for (const struct plan_step *s = p->s;; s++)
+        for (int32_t j = 0; j < s->u.linear.n_parts; j++) {
+            int64_t n = blocks_of(s, j);
+            if (at < runs_of(n, run))
+                return (struct linear_tile){ s, j, (int32_t)(at * run), (int32_t)(at * run + run < n ? at * run + run : n) };
+            at -= runs_of(n, run);
+        }
 }
 
 void cpu_linear_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
-    const struct linear_tile *t;
     int64_t row0, m;
-    if (tile_get(c, p, i_tile, &t, &row0, &m)) run_part(c, p, t->s, t->i_part, t->blk0, t->blk1, row0, m, i_thread);
+    struct linear_tile t = tile_get(c, p, i_tile, &row0, &m);
+    for (int64_t i = 0; i < m; i += CPU_LINEAR_ROWS) {
+        struct part_run r = part_get(c, p, t.s, t.i_part, row0 + i, m - i < CPU_LINEAR_ROWS ? m - i : CPU_LINEAR_ROWS);
+        if (t.s->u.linear.part[t.i_part].add) run_add(&r, t.blk0, t.blk1, (float *)c->thread_scratch[i_thread]);
+        else run_store(&r, t.blk0, t.blk1, r.out + 16 * t.blk0, r.ld_out);
+    }
+}
+
+/* Rows [row0, row0 + m) of both parts, then of their glu. */
+static void glu_rows(struct compiled *c, const struct cpu_pass *p, int64_t blk0, int64_t blk1, int64_t row0, int64_t m, float *scratch)
+{
+    int64_t ld = 16 * (blk1 - blk0), width = p->partner->u.glu.width;
+    float *gate = scratch, *up = gate + CPU_LINEAR_TMP_FLOATS / 2, *y = gate + CPU_LINEAR_TMP_FLOATS;
+    for (int32_t i = 0; i < p->n_steps; i++)
+        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++) {
+            struct part_run r = part_get(c, p, &p->s[i], j, row0, m);
+            run_store(&r, blk0, blk1, p->s[i].u.linear.part[j].out == p->partner->in ? gate : up, ld);
+        }
+    int64_t col0 = 16 * blk0, col1 = 16 * blk1 < width ? 16 * blk1 : width;
+    for (int64_t i = 0; i < m; i++) cpu_glu_columns(c, p->partner, row0 + i, col0, col1, gate + i * ld, up + i * ld, y);
 }
 
 void cpu_linear_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
-    const struct linear_tile *t;
-    int64_t row0, m, width = p->partner->u.glu.width;
-    if (!tile_get(c, p, i_tile, &t, &row0, &m)) return;
-    for (int32_t i = 0; i < p->n_steps; i++)
-        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++)
-            run_part(c, p, &p->s[i], j, t->blk0, t->blk1, row0, m, i_thread);
-    int64_t col1 = 16 * t->blk1 < width ? 16 * t->blk1 : width;
-    for (int64_t i = row0; i < row0 + m; i++)
-        cpu_glu_columns(c, p->partner, i, 16 * t->blk0, col1, (float *)c->thread_scratch[i_thread]);
+    int64_t row0, m;
+    struct linear_tile t = tile_get(c, p, i_tile, &row0, &m);
+    int64_t rows = m < CPU_LINEAR_ROWS ? m : CPU_LINEAR_ROWS, step = CPU_LINEAR_TMP_FLOATS / 32 / rows / p->unit * p->unit;
+    for (int64_t i = 0; i < m; i += rows)
+        for (int64_t b = t.blk0; b < t.blk1; b += step)
+            glu_rows(c, p, b, b + step < t.blk1 ? b + step : t.blk1, row0 + i, m - i < rows ? m - i : rows,
+                     (float *)c->thread_scratch[i_thread]);
 }

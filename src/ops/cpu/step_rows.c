@@ -103,9 +103,9 @@ void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate,
     else k->swiglu_clamped(gate, up, n, y);
 }
 
-void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, float *y)
+void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, const float *gate,
+                     const float *up, float *y)
 {
-    const float *gate = cpu_row_f32(c, s->in, i) + col0, *up = cpu_row_f32(c, s->u.glu.up, i) + s->u.glu.up_first + col0;
     cpu_glu(&c->dev->kernels, s->u.glu.kind, gate, up, col1 - col0, y + col0);
     if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i) + col0, y + col0, (size_t)(col1 - col0) * sizeof *y);
     cpu_write_inputs(c, s->outs, i, y, col0, col1);
@@ -127,5 +127,7 @@ void cpu_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, 
 {
     int64_t n_chunks = glu_chunks(p->s), col0 = i_tile % n_chunks * GLU_CHUNK;
     int64_t col1 = col0 + GLU_CHUNK < p->s->u.glu.width ? col0 + GLU_CHUNK : p->s->u.glu.width;
-    cpu_glu_columns(c, p->s, i_tile / n_chunks, col0, col1, (float *)c->thread_scratch[i_thread]);
+    int64_t i = i_tile / n_chunks;
+    cpu_glu_columns(c, p->s, i, col0, col1, cpu_row_f32(c, p->s->in, i) + col0,
+                    cpu_row_f32(c, p->s->u.glu.up, i) + p->s->u.glu.up_first + col0, (float *)c->thread_scratch[i_thread]);
 }
