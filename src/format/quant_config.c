@@ -276,12 +276,13 @@ mb_status quant_config_read(struct quant_config **out, const json_t *config, mb_
     if (!q) return mb_fail(err, MB_NO_MEMORY, "config.json: no memory for the quantization entry");
     mb_status st = MB_OK;
     if (entry) {
+        bool foreign = json_is_string(json_object_get(entry, "quant_method")); /* null says nothing */
         bool has_global = json_object_get(entry, "bits") || json_object_get(entry, "group_size") ||
                           json_object_get(entry, "mode");
         if (is_block_fp8(entry)) q->global = (struct quant_spec){ QUANT_NONE, 0, 0 };
-        else if (json_object_get(entry, "quant_method")) q->global = (struct quant_spec){ QUANT_MXFP4, 4, 32 };
+        else if (foreign) q->global = (struct quant_spec){ QUANT_MXFP4, 4, 32 };
         else if (has_global) MB_TRY_GOTO(st, spec_read(entry, "quantization", &q->global, err), done);
-        if (!json_object_get(entry, "quant_method")) MB_TRY_GOTO(st, overrides_read(q, entry, err), done);
+        if (!foreign) MB_TRY_GOTO(st, overrides_read(q, entry, err), done);
     }
     *out = q;
     q = NULL;

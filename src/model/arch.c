@@ -4,7 +4,8 @@
 
 #include "model/arch_int.h"
 
-static const char *const llama_types[] = { "llama", "mistral", NULL };
+static const char *const llama_types[] = { "llama", "mistral", "ministral", NULL };
+static const char *const ministral3_types[] = { "ministral3", "mistral3", NULL };
 static const char *const qwen2_types[] = { "qwen2", NULL };
 static const char *const qwen3_types[] = { "qwen3", NULL };
 static const char *const qwen3_moe_types[] = { "qwen3_moe", NULL };
@@ -31,7 +32,9 @@ static const char *const glm4_moe_lite_types[] = { "glm4_moe_lite", NULL };
 static const char *const glm_moe_dsa_types[] = { "glm_moe_dsa", NULL };
 
 static const struct arch_row rows[] = {
-    { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral with or without its window" },
+    { "llama", llama_types, arch_read_llama, KV_F16, "Llama 1-3, SmolLM2, Mistral and Ministral with or without windows" },
+    { "ministral3", ministral3_types, arch_read_ministral3, KV_F16,
+      "Ministral 3: queries that grow with their position; Mistral Small 3 (text)" },
     { "qwen2", qwen2_types, arch_read_qwen2, KV_BF16, "Qwen 1.5, 2, 2.5: biases on q, k, v" },
     { "qwen3", qwen3_types, arch_read_qwen3, KV_F16, "Qwen3 dense: norms on q and k" },
     { "qwen3_moe", qwen3_moe_types, arch_read_qwen3_moe, KV_F16, "Qwen3 mixtures of experts (30B-A3B, 235B-A22B)" },

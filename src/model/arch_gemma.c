@@ -79,23 +79,43 @@ mb_status arch_read_gemma2(struct model_spec *s, const json_t *c, mb_error *err)
     return config_read_layer_types(s, c, window, err);
 }
 
+/* Ropes of full layers and of those with windows; newer configs give both by name. */
+static mb_status read_ropes(struct model_spec *s, const json_t *c, struct rope_params *global, struct rope_params *local, mb_error *err)
+{
+    double local_theta = 0;
+    bool by_name = false;
+    json_t *full = config_rope_of(c, "full_attention", NULL), *sliding = config_rope_of(c, "sliding_attention", &by_name);
+    mb_status st = full && sliding ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
+    if (st == MB_OK) st = rope_params_read(s, full, "rope_theta", 1000000.0, s->layers[0].head_dim, global, err);
+    if (st == MB_OK && by_name) st = rope_params_read(s, sliding, "rope_theta", 10000.0, s->layers[0].head_dim, local, err);
+    json_decref(full);
+    json_decref(sliding);
+    if (st != MB_OK || by_name) return st;
+    MB_TRY(config_float_or(c, "rope_local_base_freq", 10000.0, &local_theta, err));
+    memset(local, 0, sizeof *local);
+    local->kind = ROPE_DEFAULT;
+    local->theta = local_theta;
+    local->n_rot = global->n_rot;
+    return MB_OK;
+}
+
 static mb_status read_text_config(struct model_spec *s, const json_t *c, const json_t *root, mb_error *err)
 {
     struct rope_params global, local;
+    bool two_way = false;
     int32_t pattern = 0, window = 0;
-    double scalar = 0, local_theta = 0;
+    double scalar = 0;
     MB_TRY(read_gemma_like(s, c, err));
     use_post_norms(s);
+    MB_TRY(config_bool_or(c, "use_bidirectional_attention", false, &two_way, err));
+    if (two_way)
+        return mb_fail_at(err, MB_UNSUPPORTED, "use_bidirectional_attention",
+                          "config.json: use_bidirectional_attention is set (EmbeddingGemma): text that sees what follows is not in this version");
     if (root != c) MB_TRY(config_bool_or(root, "tie_word_embeddings", s->tied_head, &s->tied_head, err));
     MB_TRY(config_int_or(c, "sliding_window", 512, 1, 1 << 26, &window, err));
     MB_TRY(config_int_or(c, "sliding_window_pattern", 6, 1, 1024, &pattern, err));
     MB_TRY(config_float_or(c, "query_pre_attn_scalar", 256, &scalar, err));
-    MB_TRY(config_float_or(c, "rope_local_base_freq", 10000.0, &local_theta, err));
-    MB_TRY(rope_params_read(s, c, "rope_theta", 1000000.0, s->layers[0].head_dim, &global, err));
-    memset(&local, 0, sizeof local);
-    local.kind = ROPE_DEFAULT;
-    local.theta = local_theta;
-    local.n_rot = global.n_rot;
+    MB_TRY(read_ropes(s, c, &global, &local, err));
     if (!(scalar > 0)) return mb_fail(err, MB_BAD_FORMAT, "config.json: query_pre_attn_scalar must be above 0");
     for (int i = 0; i < s->n_layer; i++) {
         struct layer_spec *l = &s->layers[i];

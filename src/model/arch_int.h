@@ -6,6 +6,7 @@
 #include "model/spec.h"
 
 mb_status arch_read_llama(struct model_spec *s, const json_t *config, mb_error *err);
+mb_status arch_read_ministral3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen2(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_qwen3_moe(struct model_spec *s, const json_t *config, mb_error *err);
@@ -51,5 +52,9 @@ mb_status config_bool_or(const json_t *c, const char *key, bool dflt, bool *out,
 mb_status config_read_common(struct model_spec *s, const json_t *c, mb_error *err);
 /* "layer_types" (full_attention / sliding_attention) over s->layers with the given window; absent: nothing. */
 mb_status config_read_layer_types(struct model_spec *s, const json_t *c, int32_t window, mb_error *err);
+
+/* Newer configs give rope_parameters by kind of layer ("full_attention" ...): config with those of one kind in the place where all
+ * others have theirs; a new reference, to c itself where rope_parameters is not nested. NULL: no memory. *nested (may be NULL): it is. */
+json_t *config_rope_of(const json_t *c, const char *layer_type, bool *nested);
 
 #endif

@@ -64,9 +64,10 @@ mb_status arch_read_olmo2(struct model_spec *s, const json_t *c, mb_error *err)
 }
 
 /* Windows as layer_types says, or on three of four layers; rope scaling is for the layers without a window. */
-mb_status arch_read_olmo3(struct model_spec *s, const json_t *c, mb_error *err)
+static mb_status read_olmo3(struct model_spec *s, const json_t *c, const json_t *local, mb_error *err)
 {
     int32_t window = 0;
+    double theta = 0;
     const json_t *types = json_object_get(c, "layer_types");
     MB_TRY(arch_read_olmo2(s, c, err));
     MB_TRY(config_bool_or(c, "tie_word_embeddings", false, &s->tied_head, err));
@@ -76,9 +77,21 @@ mb_status arch_read_olmo3(struct model_spec *s, const json_t *c, mb_error *err)
             s->layers[i].attn = ATTN_SLIDING;
             s->layers[i].window = window;
         }
-    struct rope_params plain = { .kind = ROPE_DEFAULT, .theta = s->ropes[0].theta, .n_rot = s->ropes[0].n_rot };
+    MB_TRY(config_float_or(local, "rope_theta", s->ropes[0].theta, &theta, err));
+    struct rope_params plain = { .kind = ROPE_DEFAULT, .theta = theta, .n_rot = s->ropes[0].n_rot };
+    if (!(theta > 1)) return mb_fail_at(err, MB_BAD_FORMAT, "rope_theta", "config.json: rope_theta %g is out of range", theta);
     int32_t i_plain = model_spec_add_rope(s, &plain);
     for (int i = 0; i < s->n_layer; i++)
         if (s->layers[i].attn == ATTN_SLIDING) s->layers[i].i_rope = i_plain;
     return MB_OK;
+}
+
+mb_status arch_read_olmo3(struct model_spec *s, const json_t *config, mb_error *err)
+{
+    const json_t *local = json_object_get(json_object_get(config, "rope_parameters"), "sliding_attention");
+    json_t *c = config_rope_of(config, "full_attention", NULL);
+    if (!c) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    mb_status st = read_olmo3(s, c, json_is_object(local) ? local : NULL, err);
+    json_decref(c);
+    return st;
 }

@@ -16,6 +16,9 @@ mb_status model_find_prefix(struct model_spec *s, const struct checkpoint *c, mb
     for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
         if (checkpoint_findf(c, "%sembed_tokens.weight", prefixes[i])) {
             s->prefix = prefixes[i];
+            char *head = s->tied_unsaid ? bind_path(s, &s->arena, "lm_head") : NULL;
+            if (s->tied_unsaid && !head) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+            if (head && checkpoint_findf(c, "%s.weight", head)) s->tied_head = false;
             return MB_OK;
         }
     return mb_fail(err, MB_NOT_FOUND, "the checkpoint has no embed_tokens.weight under model. or language_model.; is it a %s "

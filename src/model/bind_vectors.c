@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "format/quantise.h"
 #include "model/model_int.h"
 
 static mb_status check_vector(const struct tensor_view *t, int64_t n, mb_error *err)
@@ -21,7 +22,8 @@ static mb_status read_floats(const struct tensor_view *t, int64_t first, int64_t
     return MB_OK;
 }
 
-/* A vector as float32, 64-byte aligned by the arena's rounding; plus_one folds Gemma's weight + 1. */
+/* A vector as float32, 64-byte aligned by the arena's rounding; plus_one folds Gemma's weight + 1. A hybrid checkpoint as published
+ * has norms of weight - 1 too, whose sums its MLX layout holds in the type of the file: rounded here, both give the same bits. */
 static mb_status load_vector_of(struct model *m, const struct checkpoint *c, const char *prefix, const char *path, int64_t n,
                                 bool plus_one, const float **out, mb_error *err)
 {
@@ -33,6 +35,7 @@ static mb_status load_vector_of(struct model *m, const struct checkpoint *c, con
     if (!v) return mb_fail(err, MB_NO_MEMORY, "out of memory");
     MB_TRY(read_floats(t, 0, 1, n, v, err));
     for (int64_t i = 0; plus_one && i < n; i++) v[i] += 1.0f;
+    if (plus_one && m->spec.delta.n_conv > 0) floats_round(v, n, t->dtype);
     *out = v;
     return MB_OK;
 }

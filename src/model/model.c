@@ -36,6 +36,11 @@ static mb_status rope_tables_open(struct model *m, mb_error *err)
         if (p == MAP_FAILED) return mb_fail(err, MB_NO_MEMORY, "cannot reserve %zu bytes for a rope table", bytes);
         m->ropes[i].cs = p;
         m->ropes[i].reserved_bytes = bytes;
+        int32_t n = rope_query_steps(&m->spec.ropes[i], m->spec.n_context);
+        if (n == 0) continue;
+        m->ropes[i].query = arena_alloc_array(&m->arena, (size_t)n, sizeof(float));
+        if (!m->ropes[i].query) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+        rope_query_fill(&m->spec.ropes[i], n, m->ropes[i].query);
     }
     return model_reserve_positions(m, first_positions(m), err);
 }

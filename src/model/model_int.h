@@ -35,6 +35,7 @@ struct rope_table {
     float *cs;            /* address space for n_context positions; owned (munmap) */
     size_t reserved_bytes;
     int32_t n_filled;
+    float *query;         /* [rope_query_steps] factors on queries, in the arena; NULL: none */
 };
 
 struct model {

@@ -171,6 +171,8 @@ static void add_rope_kv(struct writer *w, int i_layer)
         const struct rope_params *r = &spec->ropes[l->i_rope];
         s->u.rope_kv.rope = (struct rope_spec){ .n_rot = r->n_rot, .interleaved = r->interleaved,
                                                 .table = w->m->ropes[l->i_rope].cs, .n_position = spec->n_context };
+        s->u.rope_kv.q_steps = w->m->ropes[l->i_rope].query;
+        s->u.rope_kv.q_step_tokens = r->query_context;
     }
 }
 

@@ -63,6 +63,21 @@ static mb_status read_kind(const json_t *scaling, enum rope_kind *out, mb_error 
                       "llama3, yarn, longrope and proportional", type);
 }
 
+json_t *config_rope_of(const json_t *c, const char *layer_type, bool *nested)
+{
+    const json_t *own = json_object_get(json_object_get(c, "rope_parameters"), layer_type);
+    if (nested) *nested = json_is_object(own);
+    if (!json_is_object(own)) return json_incref((json_t *)(uintptr_t)c);
+    json_t *out = json_copy((json_t *)(uintptr_t)c);
+    if (!out || json_object_set(out, "rope_parameters", (json_t *)(uintptr_t)own) != 0) {
+        json_decref(out);
+        return NULL;
+    }
+    json_object_del(out, "rope_scaling");
+    json_object_del(out, "rope_theta");
+    return out;
+}
+
 /* The scaling object and theta may be nested (rope_parameters) or lie at the top level. */
 mb_status rope_params_read(struct model_spec *s, const json_t *c, const char *theta_key, double theta_default,
                            int32_t head_dim, struct rope_params *out, mb_error *err)
@@ -73,6 +88,9 @@ mb_status rope_params_read(struct model_spec *s, const json_t *c, const char *th
     if (!scaling || json_is_null(scaling)) scaling = json_object_get(c, "rope_parameters");
     if (scaling && !json_is_null(scaling) && !json_is_object(scaling))
         return mb_fail_at(err, MB_BAD_FORMAT, "rope_scaling", "config.json: rope_scaling must be an object or null");
+    if (json_is_object(json_object_get(scaling, "full_attention")) || json_is_object(json_object_get(scaling, "sliding_attention")))
+        return mb_fail_at(err, MB_UNSUPPORTED, "rope_parameters", "config.json: rope_parameters differ by kind of layer; this version knows "
+                          "that for gemma3, gemma4 and olmo3, not for %s", s->model_type);
     MB_TRY(config_float_or(c, theta_key, 0, &theta, err));
     if (theta == 0 && json_is_object(scaling)) MB_TRY(config_float_or(scaling, "rope_theta", 0, &theta, err));
     out->theta = theta == 0 ? theta_default : theta;
@@ -112,6 +130,16 @@ mb_status rope_params_read(struct model_spec *s, const json_t *c, const char *th
         MB_TRY(read_factors(s, scaling, "long_factor", out->n_rot / 2, &out->long_factor, err));
     }
     return MB_OK;
+}
+
+int32_t rope_query_steps(const struct rope_params *r, int32_t n_context)
+{
+    return r->query_beta == 0 || n_context <= r->query_context ? 0 : (n_context - 1) / r->query_context + 1;
+}
+
+void rope_query_fill(const struct rope_params *r, int32_t n, float *out)
+{
+    for (int32_t i = 0; i < n; i++) out[i] = (float)(1 + r->query_beta * ln_d(1.0 + i));
 }
 
 static double clamp01(double v)

@@ -27,6 +27,8 @@ struct rope_params {
     double attention_factor;         /* YARN, LONGROPE; 0 = derived */
     bool truncate;                   /* YARN: correction range rounded to whole dims (default true) */
     const double *short_factor, *long_factor; /* LONGROPE: [n_rot/2], in the spec's arena */
+    double query_beta;               /* queries times 1 + query_beta * ln(1 + position / query_context); 0 = none */
+    int32_t query_context;           /* whole such contexts count */
     int32_t n_rot;                   /* rotated dims (partial_rotary_factor * head_dim) */
     int32_t n_turning;               /* PROPORTIONAL: pairs over the whole head, of which those of so many dims turn */
     bool interleaved;
@@ -138,6 +140,7 @@ struct model_spec {
     float logit_scale;               /* 0 = none: of the logits, before the cap (granite, minicpm) */
     float residual_scale;            /* 0 = none: of what attention and MLP add (granite, minicpm) */
     bool tied_head;
+    bool tied_unsaid;                /* the config says nothing: a checkpoint with a head of its own is not tied */
     bool attn_bias_qkv, attn_bias_o, mlp_bias;
     bool moe_bias;                   /* the router and every expert's three matrices have one */
     bool moe_blocks;                 /* published experts are gate_up_proj_{blocks,scales,bias}, whose rows are of gate and up
@@ -183,6 +186,10 @@ double rope_score_factor(const struct rope_params *r);
 int32_t model_spec_add_rope(struct model_spec *s, const struct rope_params *r);
 /* Groups layers into kinds and fills i_kind, i_in_kind. Called after every reader. */
 void model_spec_finish(struct model_spec *s);
+
+/* Number of different factors on queries (query_beta) below position n_context; 0 = none. Their values, out: as many floats. */
+int32_t rope_query_steps(const struct rope_params *r, int32_t n_context);
+void rope_query_fill(const struct rope_params *r, int32_t n, float *out);
 
 /* Table of cosines and sines for positions [0, n_position): layout of rope_spec.table. out: n_position * n_rot floats.
  * n_context: the model's context (longrope chooses long factors by it; dynamic uses max(original, p + 1) for each p). */

@@ -141,6 +141,8 @@ struct plan_step {
             float norm_eps;
             struct rope_spec rope;
             float q_scale;             /* c: attention scale, times log2(e) unless softcap */
+            const float *q_steps;      /* NULL = none: q_scale is multiplied by q_steps[position / q_step_tokens] */
+            int32_t q_step_tokens;
             int32_t n_head, n_head_kv, head_dim;
             int32_t q_step;            /* columns between query heads of `in`: head_dim, or more where gates lie between */
             int16_t i_kind, i_in_kind; /* where K and V go */

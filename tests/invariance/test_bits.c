@@ -120,6 +120,7 @@ static void test_qwen3_bits(void **state) { check_family("qwen3"); }
 static void test_gemma3_window_bits(void **state) { check_family("gemma3"); }
 static void test_qwen3_moe_bits(void **state) { check_family("qwen3_moe"); }
 static void test_mixtral_bits(void **state) { check_family("mixtral"); }
+static void test_ministral3_bits(void **state) { check_family("ministral3"); }
 static void test_gpt_oss_bits(void **state) { check_family("gpt_oss"); }
 static void test_fp_formats_bits(void **state) { check_family("llama-fp"); }
 static void test_granite_bits(void **state) { check_family("granite"); }
@@ -154,7 +155,11 @@ static void test_latent_bits(void **state)
 }
 /* MOD-026: the recurrence is the same in chunks of any length */
 static void test_qwen3_5_bits(void **state) { check_family("qwen3_5"); }
-static void test_qwen3_5_moe_bits(void **state) { check_family("qwen3_5_moe"); }
+static void test_qwen3_5_moe_bits(void **state)
+{
+    check_family("qwen3_5_moe");
+    check_family("qwen3_5_moe-hf");
+}
 static void test_qwen3_next_bits(void **state) { check_family("qwen3_next"); }
 
 static int load(void **state)
@@ -186,7 +191,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama_bits), cmocka_unit_test(test_llama_bf16_bits), cmocka_unit_test(test_qwen2_bits),
         cmocka_unit_test(test_qwen3_bits), cmocka_unit_test(test_gemma3_window_bits),
-        cmocka_unit_test(test_qwen3_moe_bits), cmocka_unit_test(test_mixtral_bits),
+        cmocka_unit_test(test_qwen3_moe_bits), cmocka_unit_test(test_mixtral_bits), cmocka_unit_test(test_ministral3_bits),
         cmocka_unit_test(test_gpt_oss_bits), cmocka_unit_test(test_fp_formats_bits),
         cmocka_unit_test(test_granite_bits), cmocka_unit_test(test_minicpm_bits), cmocka_unit_test(test_olmo2_bits),
         cmocka_unit_test(test_olmo3_bits), cmocka_unit_test(test_smollm3_bits), cmocka_unit_test(test_phi3_bits), cmocka_unit_test(test_glm4_bits),

@@ -13,7 +13,7 @@ from common import GOLDEN, TINY, load_mlx_f32, log_softmax, mlx_logits, read_tex
 from ref64 import LATENT, Ref64
 
 N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
-FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2",
+FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "ministral3", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2",
             "gemma4", "gemma4-kv", "gemma4-moe", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe-hf", "qwen3_next", "deepseek_v3", "glm4_moe_lite",
             "deepseek_v32", "glm_moe_dsa"]
 NO_WINDOW = {"sliding_window": 4096}   # mlx-lm leaves out the windows of Gemma 2 and Phi-3: compared where none cuts
@@ -32,6 +32,30 @@ def prompt_ids(path):
 def full_positions(n):
     """24 positions: the first eight, around the window edges of gemma3, page edges, and the end."""
     return [0, 1, 2, 3, 7, 14, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, n - 1]
+
+
+def sums(lg64, n=2):
+    """For each position n sums over the vocabulary, each logit with a sign at random (sign_of in tests/golden/test_logits.c)."""
+    i = np.arange(lg64.shape[1], dtype=np.uint64)[:, None]
+    h = ((i + 1) * 2654435761 + np.arange(n, dtype=np.uint64)[None] * 0x9E3779B9) & 0xFFFFFFFF
+    h = ((h ^ (h >> np.uint64(15))) * np.uint64(0x85EBCA6B)) & 0xFFFFFFFF
+    signs = np.where(h >> np.uint64(31), -1.0, 1.0)
+    return [[round(float(v), 6) for v in row] for row in lg64.astype(np.float64) @ signs]
+
+
+def add_sums():
+    """The sums alone, into goldens that are there: the float64 forward needs no oracle."""
+    for file in sorted((GOLDEN / "logits").glob("*.json")):
+        out = json.loads(file.read_text())
+        if "sums" in out:
+            continue
+        ref = Ref64(out["checkpoint"], out.get("config_overrides"))
+        lg64 = ref.logits(out["prompt"])
+        stored = np.fromfile(GOLDEN / "logits" / out["ref64_file"], "<f4").reshape(-1, out["n_vocab"])
+        assert np.array_equal(lg64[out["logits_positions"]].astype("<f4"), stored), file.name
+        out["sums"] = sums(lg64)
+        write_json(file, out)
+        print(file.name, flush=True)
 
 
 def greedy(model, ref, ids):
@@ -91,7 +115,8 @@ def make(name, config_overrides=None, label=None, mlx=True):
             "max_kl_f64_f32": float(f"{(np.exp(lp64) * (lp64 - lp)).sum(-1).max():.3e}")}
     out.update({"spread_min": round(float((lg.max(-1) - lg.min(-1)).min()), 3),
                 "gap_min": float(f"{(srt[:, -1] - srt[:, -2]).min():.3e}"), "prompt": [int(i) for i in ids],
-                "top5": [[[int(t), round(float(lp[i, t]), 5)] for t in top[i]] for i in range(len(ids))]})
+                "top5": [[[int(t), round(float(lp[i, t]), 5)] for t in top[i]] for i in range(len(ids))],
+                "sums": sums(lg64)})
     out["greedy"] = greedy(model, ref, ids)
     write_json(out_dir / f"{label}.json", out)
     print(label, "max|f32-f64|", f"{np.abs(lg - lg64).max():.2e}", "router margin", getattr(ref, "margin", None), "indexer margin",
@@ -99,6 +124,8 @@ def make(name, config_overrides=None, label=None, mlx=True):
 
 
 def main():
+    if sys.argv[1:] == ["--sums"]:
+        return add_sums()
     chosen = sys.argv[1:] or FAMILIES
     for name in chosen:
         make(name, NO_WINDOW if name == "gemma2" else None, name, mlx=name != "gemma")   # mlx-lm: GELU by erf

@@ -144,6 +144,16 @@ FAMILIES = {
                     attention_bias=False, mlp_bias=False,
                     rope_scaling=dict(rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                       original_max_position_embeddings=256))),
+    # Queries grow four times within the golden prompt; yarn over the same original context.
+    "ministral3": dict(
+        module="ministral3", dtype="bfloat16", quant=(4, 32), seed=1042, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 5} if p.endswith("o_proj") else True,
+        config=dict(BASE, model_type="ministral3", architectures=["Ministral3ForCausalLM"], hidden_size=64, intermediate_size=128,
+                    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-5,
+                    sliding_window=None, tie_word_embeddings=False,
+                    rope_parameters=dict(type="yarn", rope_type="yarn", rope_theta=1000000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                         mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3,
+                                         original_max_position_embeddings=64))),
     "gemma3": dict(
         module="gemma3_text", dtype="bfloat16", quant=(4, 32), seed=1002, files=spm_files, norm_mean=0.0,
         override=lambda p: True,

@@ -149,7 +149,7 @@ class Ref64:
         self.w = {}
         for f in sorted(path.glob("*.safetensors")):
             self.w.update(read_safetensors(f))
-        if "text_config" in self.c:     # multimodal: the text model lies one level deeper
+        if "text_config" in self.c and not self.c["model_type"].startswith("qwen3_5"):     # multimodal: the text model lies one level deeper
             self.c = dict(self.c["text_config"], vocab_size=self.c["vocab_size"], quantization=self.c["quantization"])
             cut = "language_model."
             self.w = {k.removeprefix(cut): v for k, v in self.w.items()}
@@ -157,6 +157,9 @@ class Ref64:
         self.family = self.c["model_type"]
         if self.family.startswith(("qwen3_5", "qwen3_next")):
             self.read_hybrid()
+        if self.family == "ministral3":
+            self.c["rope_scaling"] = self.c["rope_parameters"]
+            self.c["rope_theta"] = self.c["rope_parameters"]["rope_theta"]
         self.cache = {}
 
     def read_hybrid(self):
@@ -278,6 +281,9 @@ class Ref64:
 
         if cos is not None:
             q, k = rotate(q), rotate(k)
+        if self.family == "ministral3":      # queries grow with the whole original contexts before them
+            r = c["rope_parameters"]
+            q = q * (1 + r["llama_4_scaling_beta"] * np.log(1 + np.arange(n) // r["original_max_position_embeddings"]))[:, None, None]
         k, v = np.repeat(k, n_head // n_kv, 1), np.repeat(v, n_head // n_kv, 1)
         scale = c.get("query_pre_attn_scalar", d) ** -0.5 if self.family != "gemma" else d ** -0.5
         scale = c.get("attention_multiplier", scale)

@@ -26,7 +26,9 @@ void cpu_rope_q(const struct compiled *c, const struct plan_step *s, int32_t i, 
 {
     int64_t d = s->u.rope_kv.head_dim;
     norm_rotate(c, s, i, cpu_row_f32(c, s->in, i) + (int64_t)h * s->u.rope_kv.q_step, s->u.rope_kv.q_norm, y);
-    c->dev->kernels.scale(y, d, s->u.rope_kv.q_scale);
+    const float *steps = s->u.rope_kv.q_steps;
+    float more = steps ? steps[c->batch.rope_pos[i] / s->u.rope_kv.q_step_tokens] : 1.0f;
+    c->dev->kernels.scale(y, d, s->u.rope_kv.q_scale * more);
 }
 
 void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *tmp)

@@ -38,6 +38,7 @@ static bool delta_runs(const struct plan_step *s)
 static mb_status check_step(const struct plan_step *s, mb_error *err)
 {
     if (s->op == STEP_HEADS || s->op == STEP_LATENT || s->op == STEP_INDEX) return refuse(s, "attention over latents does", err);
+    if (s->op == STEP_ROPE_KV && s->u.rope_kv.q_steps) return refuse(s, "queries that grow with their position do", err);
     if (s->op == STEP_DELTA && !delta_runs(s)) return refuse(s, "gated delta nets with heads of more than 128 values do", err);
     if (s->op == STEP_EXPERTS && !experts_run(s)) return refuse(s, "experts whose matrices do not end with a tile of 16 rows do", err);
     if (s->op == STEP_ATTEND && !s->u.attend.causal) return refuse(s, "attention that is not causal does", err);
