@@ -31,6 +31,7 @@ struct conv_item {
     const struct tensor_view **block_scales; /* [n_src] of float8 sources (format/fp8.h), else NULL */
     int32_t n_head, head_rows, head_first; /* kv_b_proj: of each of n_head heads, head_rows rows, those of this item from head_first on */
     bool turned;                    /* n_head: each head's rows are columns here */
+    bool plus_one;                  /* a norm that is published as weight - 1: the sum is rounded to the source's type */
     const struct conv_delta *deltas; /* [n_deltas] those of this module, rows rising */
     size_t n_deltas;
     bool as_is;                     /* bytes are copied */
@@ -50,6 +51,7 @@ struct conv {
     enum dtype dtype;
     const struct conv_delta *deltas; /* [n_deltas] of all modules, those of a module together; borrowed */
     size_t n_deltas;
+    bool hybrid_published;          /* delta nets as their makers store them: taps last, norms as weight - 1 */
     bool keep_types;                /* floats stay as they are, whatever config.json names */
     struct arena arena;
     struct conv_item *items;
@@ -77,6 +79,12 @@ bool conv_is_mtp(const struct conv *c, const char *name);
 const char *conv_rename(struct conv *c, const char *name);
 /* Is this one of the tensors whose floats are never rounded? */
 bool conv_keeps_type(const char *name);
+/* A convolution over what a delta net reads: never packed. */
+bool conv_is_taps(const char *name);
+/* Is this checkpoint of delta nets as published? */
+bool conv_hybrid_published(const struct conv *c);
+/* A norm that such a checkpoint stores as weight - 1; name as in the output. */
+bool conv_is_less_one(const struct conv *c, const char *name);
 /* Bits and group that the family or the recipe gives a module when only bits and group are asked for. */
 struct quant_spec conv_module_spec(const struct conv *c, const char *module);
 /* Part of an expert: *layer, *part ("gate_proj" ...) and *i_expert; false: an ordinary tensor. */

@@ -68,7 +68,7 @@ static struct quant_spec wanted_spec(struct conv *c, const struct conv_item *it)
 {
     static const struct quant_spec none;
     if (c->global.mode == QUANT_NONE) return it->from; /* a copy keeps what is packed */
-    if (!it->module || it->src[0]->n_dim < 2 || (!is_float(it->src[0]->dtype) && it->from.mode == QUANT_NONE && !it->block_scales)) return none;
+    if (!it->module || conv_is_taps(it->name) || it->src[0]->n_dim < 2 || (!is_float(it->src[0]->dtype) && it->from.mode == QUANT_NONE && !it->block_scales)) return none;
     struct quant_spec s = c->plan ? quant_config_get(c->plan, it->module) : conv_module_spec(c, it->module);
     bool fits = s.mode == QUANT_NONE || (it->n_in % s.group_size == 0 && (c->plan || it->n_in % c->global.group_size == 0));
     if (!fits) c->result.n_indivisible++;
@@ -98,7 +98,8 @@ static mb_status item_settle(struct conv *c, struct conv_item *it, mb_error *err
     it->dtype = c->cast && is_float(src_float) && !conv_keeps_type(it->name) ? c->dtype : src_float;
     bool keeps_codes = it->from.mode != QUANT_NONE && spec_equal(it->from, it->to);
     if (keeps_codes && !c->opts->dtype) it->dtype = src_float; /* scales are rounded only when that is asked for */
-    it->as_is = spec_equal(it->from, it->to) && (fp || it->dtype == src_float) && it->n_deltas == 0 && !it->block_scales && it->n_head == 0;
+    it->as_is = spec_equal(it->from, it->to) && (fp || it->dtype == src_float) && it->n_deltas == 0 && !it->block_scales && it->n_head == 0 &&
+                !it->plus_one;
     if (quant_is_fp(&it->to) && !it->as_is)
         return mb_fail(err, MB_UNSUPPORTED, "%s: it would be rounded to %s; affine and trellis codes are written", it->module,
                        quant_mode_name(it->to.mode));
@@ -132,6 +133,7 @@ static mb_status item_add(struct conv *c, const char *name, const struct tensor_
     *it = (struct conv_item){ .name = name, .src = src, .n_src = n_src, .module = module_of(c, name) };
     if (c->arena.failed) return no_memory(c, err);
     item_rows(it);
+    it->plus_one = src[0]->n_dim == 1 && is_float(src[0]->dtype) && conv_is_less_one(c, name);
     if (heads) {
         it->n_head = heads->n_head;
         it->head_rows = heads->head_rows;
@@ -289,6 +291,10 @@ static struct tensor_view *out_add(struct conv *c, const char *name, enum dtype 
         v->shape[1] = it->n_rows / it->n_head;
     }
     if (v->n_dim > 0) v->shape[v->n_dim - 1] = cols;
+    if (c->hybrid_published && conv_is_taps(name) && t->n_dim == 3) { /* the same bytes: one of the two is 1 */
+        v->shape[1] = t->shape[2];
+        v->shape[2] = t->shape[1];
+    }
     return v;
 }
 
@@ -344,6 +350,7 @@ mb_status conv_plan(struct conv *c, mb_error *err)
     c->mtp = arena_alloc_array(&c->arena, n + 1, sizeof *c->mtp);
     c->mtp_out = arena_alloc_array(&c->arena, n + 1, sizeof *c->mtp_out);
     if (!c->items || !c->out || !c->mtp || !c->mtp_out) return no_memory(c, err);
+    c->hybrid_published = conv_hybrid_published(c);
     for (size_t i = 0; i < n; i++) MB_TRY(tensor_add(c, checkpoint_at(c->ckpt, i), err));
     if (c->n_items == 0) return mb_fail(err, MB_NOT_FOUND, "%s: no tensor of a text model was found", c->src_dir);
     for (size_t i = 0; i < c->n_items; i++) MB_TRY(item_out(c, &c->items[i], err));

@@ -90,6 +90,29 @@ bool conv_keeps_type(const char *name)
     return ends_with(name, ".A_log") || ends_with(name, ".e_score_correction_bias");
 }
 
+bool conv_is_taps(const char *name)
+{
+    return ends_with(name, ".conv1d.weight");
+}
+
+bool conv_hybrid_published(const struct conv *c)
+{
+    for (size_t i = 0; c->spec.delta.n_conv > 0 && i < checkpoint_n_tensors(c->ckpt); i++) {
+        const struct tensor_view *t = checkpoint_at(c->ckpt, i);
+        if (conv_is_taps(t->name) && t->n_dim == 3 && t->shape[2] != 1) return true;
+    }
+    return false;
+}
+
+bool conv_is_less_one(const struct conv *c, const char *name)
+{
+    static const char *const ends[] = { ".input_layernorm.weight", ".post_attention_layernorm.weight", "model.norm.weight",
+                                        ".q_norm.weight", ".k_norm.weight" };
+    for (size_t i = 0; c->hybrid_published && i < sizeof ends / sizeof ends[0]; i++)
+        if (ends_with(name, ends[i])) return true;
+    return false;
+}
+
 /* --- experts --- */
 
 static const char *part_name(const struct moe_names *m, int i)
@@ -188,12 +211,12 @@ static int layer_of(const char *module)
     return at && number_read(at + strlen("layers."), &layer) ? layer : 0;
 }
 
-/* v and down in the first and last eighth of the layers and in every third of the rest, and the head. */
+/* v (of latents: what both keys and values come of) and down in the first and last eighth of the layers and in every third of the rest, and the head. */
 static int recipe_bits(const struct conv *c, const char *module, int low_bits, int high_bits)
 {
     int n = c->spec.n_layer, i = layer_of(module);
     bool more = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
-    bool wants = strstr(module, "v_proj") || strstr(module, "down_proj");
+    bool wants = strstr(module, "v_proj") || strstr(module, "v_a_proj") || strstr(module, "v_b_proj") || strstr(module, "down_proj");
     return (wants && more) || strstr(module, "lm_head") ? high_bits : low_bits;
 }
 

@@ -104,6 +104,8 @@ void conv_row_read(const struct conv_item *it, int64_t r, float *out)
         size_t row_bytes = t->size_bytes / (size_t)rows_a_source;
         const uint8_t *from = t->data + (size_t)in_source * row_bytes;
         for (int64_t i = 0; i < it->n_in; i++) out[i] = dtype_float_at(from, t->dtype, i);
+        for (int64_t i = 0; it->plus_one && i < it->n_in; i++) out[i] += 1.0f;
+        if (it->plus_one) floats_round(out, it->n_in, t->dtype);
         return;
     }
     int64_t n_groups = it->n_in / it->from.group_size;

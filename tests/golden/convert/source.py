@@ -72,6 +72,31 @@ def published_gemma4(family, names, config):
     return names, {**outer, **({"torch_dtype": config["torch_dtype"]} if "torch_dtype" in config else {})}
 
 
+HYBRID = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+LESS_ONE = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight", "language_model.norm.weight", "q_norm.weight",
+            "k_norm.weight")
+
+
+def published_hybrid(family, names):
+    """Taps of convolutions last; Qwen3.5 under a model that sees, gate and up of all its experts in one tensor, a head for several
+    tokens beside it. Norms hold weight - 1 (LESS_ONE)."""
+    out = {}
+    for name, shape in names.items():
+        if name.endswith("conv1d.weight"):
+            shape = [shape[0], shape[2], shape[1]]
+        out[name.replace("language_model.model.", "model.language_model.").replace("language_model.lm_head", "lm_head")] = shape
+    if family == "qwen3_next":
+        return out
+    for name in [n for n in out if n.endswith("switch_mlp.gate_proj.weight")]:
+        n_expert, n, k = out.pop(name)
+        out.pop(name.replace("gate_proj", "up_proj"))
+        head = name.removesuffix("switch_mlp.gate_proj.weight")
+        out[head + "experts.gate_up_proj"] = [n_expert, 2 * n, k]
+        out[head + "experts.down_proj"] = out.pop(name.replace("gate_proj", "down_proj"))
+    out.update({"model.visual.patch_embed.proj.weight": [2, 8], "mtp.fc.weight": [4, 8]})
+    return out
+
+
 LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa")
 
 
@@ -169,16 +194,19 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=Non
             shutil.copy(f, folder)
     names = {}
     for name, shape in shapes(family).items():
-        names.update({name: shape} if packed else unstacked(family, name, shape))
+        listed = not packed and not family.startswith("qwen3_5")
+        names.update(unstacked(family, name, shape) if listed else {name: shape})
     if packed:
         bits, group = PACKED[packed][:2]
         config["quantization"] = {"mode": packed, "bits": bits, "group_size": group}
-    elif config.get("tie_word_embeddings") and "lm_head.weight" not in names and not family.startswith(("gemma3", "gemma4")):
+    elif config.get("tie_word_embeddings") and "lm_head.weight" not in names and not family.startswith(("gemma", "olmo", "minicpm")):
         names["lm_head.weight"] = names["model.embed_tokens.weight"]  # a duplicate that tied checkpoints often carry
     if family in LATENT:
         published_latent(names)
     if fp8:
         config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    if family in HYBRID:
+        names = published_hybrid(family, names)
     if family.startswith("gemma4"):
         names, config = published_gemma4(family, names, config)
     tensors = {}
@@ -187,8 +215,10 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=Non
             tensors.update(codes(n, s, packed))
         elif fp8 and ".layers." in n and len(s) == 2 and not n.endswith("mlp.gate.weight"):
             tensors.update(float8(n, s))
-        elif n.endswith(".e_score_correction_bias"):
+        elif n.endswith(".e_score_correction_bias") or (n.endswith(".A_log") and family != "qwen3_next"):    # README.md
             tensors[n] = ("F32", s, pack(floats(n, s), "F32"))
+        elif family in HYBRID and n.endswith(LESS_ONE):
+            tensors[n] = (dtype, s, pack([v - 1 for v in floats(n, s)], dtype))
         else:
             tensors[n] = (dtype, s, pack(floats(n, s), dtype))
     if family == "llama" and not packed:
@@ -252,7 +282,23 @@ CASES = {
     "deepseek_v32": ("deepseek_v32", {"shards": 2}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
     "glm4_moe_lite": ("glm4_moe_lite", {}, {"quantize": True, "q_group_size": 32}),
     "glm_moe_dsa": ("glm_moe_dsa", {}, {"quantize": True, "q_group_size": 32}),
+    "ministral3": ("ministral3", {}, {"quantize": True, "q_group_size": 32}),
+    "minicpm": ("minicpm", {}, {"quantize": True, "q_group_size": 32}),
+    "olmo2": ("olmo2", {}, {"quantize": True, "q_group_size": 32}),
+    "olmo3": ("olmo3", {}, {"quantize": True, "q_group_size": 32}),
+    "smollm3": ("smollm3", {}, {"quantize": True, "q_group_size": 32}),
+    "glm4": ("glm4", {}, {"quantize": True, "q_group_size": 32}),
+    "gemma": ("gemma", {}, {"quantize": True, "q_group_size": 32}),
+    "gemma2": ("gemma2", {}, {"quantize": True, "q_group_size": 32}),
+    "qwen3_5": ("qwen3_5", {}, {"quantize": True, "q_group_size": 32}),
+    "qwen3_5-f16": ("qwen3_5", {}, {"dtype": "float16"}),
+    "qwen3_5_moe": ("qwen3_5_moe", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
+    "qwen3_next": ("qwen3_next", {}, {"quantize": True, "q_group_size": 32}),
     "deepseek_v3-fp8": ("deepseek_v3", {"fp8": True}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
     "deepseek_v3-fp8-bf16": ("deepseek_v3", {"fp8": True}, {"dtype": "bfloat16"}),
     "deepseek_v32-fp8": ("deepseek_v32", {"fp8": True, "shards": 2}, {"quantize": True, "q_group_size": 32}),
 }
+# Every family with bits by layer too: the recipe gives the head, v and down of some layers more.
+for _family in {f for f, how, args in CASES.values() if args.get("quantize") and not how.get("packed") and not how.get("fp8")}:
+    CASES.setdefault(_family + "-mixed_4_6", (_family, {}, {"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}))
+CASES = dict(sorted(CASES.items()))
