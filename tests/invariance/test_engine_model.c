@@ -191,6 +191,48 @@ static void test_score(void **state)
     }
 }
 
+static struct rig_job *running;
+static int32_t n_meanwhile;
+
+static enum verdict count_running(void *ctx, int32_t i, const struct draw *d, bool is_end)
+{
+    rig_lock(running->rig);
+    n_meanwhile = running->n_out[0];
+    rig_unlock(running->rig);
+    return job_on_token(ctx, i, d, is_end);
+}
+
+/* B-100, whatever the layers: a prompt that comes in many pieces does not stop a request that is being answered; it gets a token with
+ * each piece. Both have the bits of a run alone. */
+static void test_b100_pieces_beside_a_stream(void **state)
+{
+    enum { PIECE = 7, LONG = 300 };
+    for (int m = 0; m < n_models(); m++) {
+        struct rig r;
+        struct rig_job want[2], stream, prompt;
+        alone(m, 5, 0, 1, 1, &want[0]);
+        alone(m, LONG, 0, 2, 1, &want[1]);
+        model_open_engine(&r, m, (struct setup){ .batch = 2, .prefill_chunk = PIECE, .n_threads = 2 });
+        model_job(&stream, &r, 5, 0, 1);
+        model_job(&prompt, &r, LONG, 0, 2);
+        running = &stream;
+        prompt.job.filter.on_token = count_running;
+        prompt.job.max_tokens = 1;
+        job_submit(&stream);
+        job_submit(&prompt);
+        job_wait(&prompt);
+        assert_true(n_meanwhile >= DRAWN - 4);
+        job_wait(&stream);
+        assert_same_output(&stream, &want[0], 0);
+        assert_int_equal(prompt.out[0][0], want[1].out[0][0]);
+        assert_true(prompt.logprob[0][0] == want[1].logprob[0][0]);
+        for (int i = 0; i < 2; i++) job_free(&want[i]);
+        job_free(&stream);
+        job_free(&prompt);
+        rig_close(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -198,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_b094_warm_equals_cold),
         cmocka_unit_test(test_preempted_equals_alone),
         cmocka_unit_test(test_score),
+        cmocka_unit_test(test_b100_pieces_beside_a_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,8 @@
 
 enum { N_TOKENS = 90, VOCAB_MAX = 1024 };
 
-static const char *const families[] = { "qwen3_moe", "mixtral", "gpt_oss", "gemma4-moe", "qwen3_5_moe", "qwen3_next" };
+static const char *const families[] = { "qwen3_moe", "mixtral", "gpt_oss", "gemma4-moe", "qwen3_5_moe", "qwen3_next",
+                                        "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa" };
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
 static char folder[] = "/tmp/mlx-bun-offload-XXXXXX";
 static char file[sizeof folder + 32];
