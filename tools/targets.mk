@@ -23,7 +23,7 @@ docs: $(BUILD)/mlx-bun ## write the generated pages of docs/
 	@$< help --docs > docs/flags.md
 	@$< help --docs-errors > docs/errors.md
 	@$< help --docs-routes > docs/routes.md
-	@$< help --docs-families > docs/families.md
+	@$< help --docs-families | tools/families_page.py > $(BUILD)/families.md && mv $(BUILD)/families.md docs/families.md
 clean: ## remove every build folder
 	rm -rf build build-*
 
