@@ -3,6 +3,7 @@ import importlib.util
 import json
 import pathlib
 import shutil
+import struct
 import sys
 
 import pytest
@@ -104,6 +105,60 @@ def test_nearer_than_affine_at_the_same_size(tmp_path):
         assert done.returncode == 0, done.stderr
         kl[name] = json.loads(done.stdout)["mean_kl"]
     assert kl["t"] < 0.8 * kl["a"]
+
+
+def expand(tensors, module, bits):
+    """Trellis codes as docs/trellis.md tells them, as 8-bit affine codes of the same values: scale * code - 128 * scale."""
+    _, shape, data = tensors[module + ".weight"]
+    n_in = shape[-1] * 32 // bits
+    row_bytes, codes = n_in * bits // 8, bytearray()
+    for at in range(0, len(data), row_bytes):
+        row = int.from_bytes(data[at:at + row_bytes], "little")
+        for first in range(0, n_in, 256):
+            n = min(256, n_in - first)
+            span = row >> bits * first & (1 << bits * n) - 1
+            ring = span << 12 | span >> bits * n - 12       # the last 12 bits stand before the first
+            for j in range(n):
+                x = (ring >> bits * (j + 1) & 4095) * 0x2545F491 + 0x9E3779B9 & 0xFFFFFFFF
+                x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+                x ^= x >> 15
+                codes.append((sum(x.to_bytes(4, "little")) + 2) // 4)
+    tensors[module + ".weight"] = ["U32", [*shape[:-1], n_in // 4], bytes(codes)]
+    dtype, s_shape, scales = tensors[module + ".scales"]
+    values = struct.unpack(f"<{len(scales) // 2}f", b"".join(b"\0\0" + scales[i:i + 2] for i in range(0, len(scales), 2)))
+    tensors[module + ".biases"] = [dtype, s_shape, rig.bf16(-128 * v for v in values)]
+    return {"bits": 8, "group_size": n_in // s_shape[-1]}
+
+
+def test_experts(tmp_path):
+    """REG-179 REG-182 CFG-139: the stacked experts of a mixture, in 2, 3 and 4 bits: the bits of the 8-bit affine codes that they are,
+    in memory and with --expert-offload."""
+    stack = "model.layers.0.mlp.switch_mlp."
+    widths = {stack + "gate_proj": 4, stack + "up_proj": 3, stack + "down_proj": 2}
+    plan = {"bits": 8, "group_size": 32, **{m: {"bits": b, "group_size": 32, "mode": "trellis"} for m, b in widths.items()}}
+    by_plan(source.write("qwen3_moe", tmp_path / "src"), tmp_path / "coded", plan)
+    shutil.copytree(tmp_path / "coded", tmp_path / "affine")
+    tensors = rig.read_safetensors(tmp_path / "coded/model.safetensors")
+    config = json.loads((tmp_path / "coded/config.json").read_text())
+    for entry in ("quantization", "quantization_config"):
+        config[entry].update({m: expand(dict(tensors), m, b) for m, b in widths.items()})
+    for m, b in widths.items():
+        expand(tensors, m, b)
+    (tmp_path / "affine/config.json").write_text(json.dumps(config))
+    (tmp_path / "affine/model.safetensors.index.json").unlink()
+    rig.write_safetensors(tmp_path / "affine/model.safetensors", tensors)
+    positions = []
+    for name, flags in (("affine", []), ("coded", []), ("coded", ["--cpu-level", "portable", "-t", "3"])):
+        (tmp_path / "ids.json").write_text(json.dumps([(7 * i * i + 3) % 500 for i in range(70)]))
+        done = rig.run("perplexity", tmp_path / name, "--ids", tmp_path / "ids.json", "--json", *flags)
+        assert done.returncode == 0, done.stderr
+        positions.append(json.loads(done.stdout)["positions"])
+    assert positions[0] == positions[1] == positions[2]
+    with rig.Server(model=tmp_path / "coded") as s, rig.Server("--expert-offload", "--cache-dir", tmp_path, "--expert-cache", "0.00001",
+                                                               model=tmp_path / "coded") as away:
+        hot = {"temperature": 0.8, "seed": 3, "max_tokens": 12}
+        assert s.ids("the quick brown fox", **hot) == away.ids("the quick brown fox", **hot)
+        assert away.wait_idle()["expert_offload"]["misses"] > 0
 
 
 @pytest.mark.parametrize("args, text", [
