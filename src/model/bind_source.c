@@ -82,10 +82,12 @@ static mb_status bind_quantised(const struct checkpoint *c, const char *path, co
     const struct tensor_view *scales = checkpoint_findf(c, "%s.scales", path);
     const struct tensor_view *biases = checkpoint_findf(c, "%s.biases", path);
     int64_t words = quant_row_words(q, r->k);
-    if (w->n_dim == 2 && w->shape[0] == n_file && w->shape[1] != words && words > 0)
-        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds %lld-bit codes by its shape [%lld, %lld], config.json says "
-                       "%d bits (%lld words a row)", w->name, (long long)(w->shape[1] * 32 / r->k), (long long)n_file,
-                       (long long)w->shape[1], q->bits, (long long)words);
+    int last = r->n_stack > 0 ? 2 : 1; /* the dim of words */
+    int64_t n_rows = r->n_stack > 0 ? n_file / r->n_stack : n_file;
+    if (w->n_dim == last + 1 && w->shape[last - 1] == n_rows && w->shape[last] != words && words > 0)
+        return mb_fail(err, MB_BAD_FORMAT, "tensor %s holds %lld-bit codes by its shape [%s%lld, %lld], config.json says "
+                       "%d bits (%lld words a row)", w->name, (long long)(w->shape[last] * 32 / r->k), last == 2 ? "experts, " : "",
+                       (long long)n_rows, (long long)w->shape[last], q->bits, (long long)words);
     MB_TRY(check_matrix(w, n_file, words, r->n_stack, "u32 words of the quantised rows", err));
     if (!scales) return mb_fail(err, MB_NOT_FOUND, "tensor %s.scales is missing", path);
     MB_TRY(check_types(c, path, q, w, scales, err));

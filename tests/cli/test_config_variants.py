@@ -88,9 +88,13 @@ def other_quantisation_key(c):
     c["quantization"]["quant_method"] = None
 
 
-def overrides_below(c):
-    for entry in ("quantization", "quantization_config"):
-        c[entry] = {k.replace("model.", "model.language_model.", 1): v for k, v in c[entry].items()}
+def overrides_under(prefix):
+    """The keys of modules as another exporter writes them."""
+    def change(c):
+        for entry in ("quantization", "quantization_config"):
+            bare = {k.removeprefix("language_model.").removeprefix("model."): v for k, v in c[entry].items()}
+            c[entry] = {prefix + k if isinstance(v, (dict, bool)) and k != "lm_head" else k: v for k, v in bare.items()}
+    return change
 
 
 def many_ends(c):
@@ -105,12 +109,39 @@ def with_nulls(c):
     ("llama", rope_in_one), ("llama", old_type_key), ("llama", both_type_keys), ("llama", heads_unsaid), ("llama", one_quantisation_key),
     ("llama", many_ends), ("gemma3", rope_by_layer), ("gemma3", one_quantisation_key), ("olmo3", rope_by_layer), ("olmo3", rope_in_one),
     ("qwen2", windows_that_are_not_used), ("qwen3", windows_that_are_not_used), ("qwen3", one_quantisation_key),
-    ("qwen3", other_quantisation_key), ("qwen3", overrides_below), ("qwen3", with_nulls), ("smollm3", with_nulls),
+    ("qwen3", other_quantisation_key), ("qwen3", with_nulls), ("smollm3", with_nulls),
     ("qwen3_5", unnested),
 ])
 def test_the_same_in_other_words(family, change, tmp_path):
     """B-112 B-113 MOD-051 MOD-003"""
     assert scores(variant(tmp_path, family, change), tmp_path) == scores(rig.TINY / family, tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model."])
+@pytest.mark.parametrize("family", ["llama-fp", "gpt_oss", "qwen3_moe", "qwen3_5", "gemma4-moe", "deepseek_v3"])
+def test_overrides_in_every_mode(family, prefix, tmp_path):
+    """B-113: widths, groups and modes by layer (affine of 4, 5, 6, 8 bits, nvfp4, mxfp8, mxfp4), full, windowed, recurrent layers, latents and
+    experts: under whatever path an exporter gives."""
+    assert scores(variant(tmp_path, family, overrides_under(prefix)), tmp_path) == scores(rig.TINY / family, tmp_path)
+
+
+@pytest.mark.parametrize("family, module, spec, texts", [
+    ("llama-fp", "model.layers.0.self_attn.q_proj", {"bits": 4, "group_size": 32, "mode": "mxfp4"}, ["q_proj.weight holds 8-bit codes", "4 bits"]),
+    ("llama-fp", "model.layers.0.mlp.gate_proj", {"bits": 4, "group_size": 16, "mode": "nvfp4"}, ["gate_proj.scales"]),
+    ("llama-fp", "model.layers.1.mlp.gate_proj", {"bits": 4, "group_size": 64, "mode": "affine"}, ["gate_proj.weight is U32 with scales of type U8"]),
+    ("gpt_oss", "model.layers.1.mlp.experts.up_proj", {"bits": 8, "group_size": 32, "mode": "mxfp8"}, ["experts.up_proj.weight holds 4-bit codes", "8 bits"]),
+    ("qwen3_5", "language_model.model.layers.0.linear_attn.in_proj_a", {"bits": 4, "group_size": 32}, ["in_proj_a.weight holds 8-bit codes", "4 bits"]),
+    ("qwen3_5", "language_model.model.layers.0.linear_attn.in_proj_z", False, ["in_proj_z.weight holds packed codes"]),
+    ("gemma3", "model.layers.1.self_attn.k_proj", {"bits": 6, "group_size": 32}, ["k_proj.weight holds 4-bit codes", "6 bits"]),
+    ("qwen3_moe", "model.layers.0.mlp.switch_mlp.up_proj", {"bits": 5, "group_size": 32}, ["switch_mlp.up_proj.weight holds 4-bit codes", "5 bits"]),
+])
+def test_a_width_that_the_shape_contradicts(family, module, spec, texts, tmp_path):
+    """B-113: the tensor is named, with both widths."""
+    def change(c):
+        for entry in ("quantization", "quantization_config"):
+            c[entry][module] = spec
+    done = rig.run("generate", variant(tmp_path, family, change), "--prompt", "x", "--max-tokens", "1")
+    assert done.returncode != 0 and all(t in done.stderr for t in texts), done.stderr
 
 
 def test_gemma3_below_a_model_that_sees(tmp_path):

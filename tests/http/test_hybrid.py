@@ -135,11 +135,13 @@ def test_adapters_on_recurrent_layers(tmp_path):
         assert list(pool.map(ask, range(12))) == alone * 3
 
 
-def test_b098_states_count_against_the_cap():
-    """B-098: copies of states are bytes of the cache: its cap holds however many prompts come, and a chat still hits."""
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_b098_states_count_against_the_cap(family):
+    """B-098: copies of states are bytes of the cache, pages of windowed layers too: its cap holds however many prompts come, and a chat
+    still hits."""
     rng = random.Random(3)
     words = ["alpha", "beta", "gamma", "delta", "one", "two", "three"]
-    with Server("--prompt-cache", 0.001, "--kv-budget", 0.01, model=rig.TINY / "qwen3_5") as s:
+    with Server("--prompt-cache", 0.001, "--kv-budget", 0.01, model=rig.TINY / family) as s:
         cap = s.stats()["prompt_cache"]["max_bytes"]
         for i in range(1000 if TORTURE else 60):
             s.raw(" ".join(rng.choice(words) for _ in range(rng.randrange(2, 60))) + str(i), max_tokens=4)
