@@ -129,6 +129,37 @@ def widened(where, n_expert=128, width=2048):
     return rig.copy_model(where, "qwen3_moe", config={"num_experts": n_expert, "moe_intermediate_size": width}, tensors=widen)
 
 
+# Of each kind of mixture: what stands before the stacks, the router; keys of number and width, and the width now.
+KINDS = {"gpt_oss": (".mlp.experts.", ".mlp.router.", "num_local_experts", "intermediate_size", 64),
+         "qwen3_5_moe": (".switch_mlp.", ".mlp.gate.", "num_experts", "moe_intermediate_size", 32),
+         "gemma4-moe": (".switch_glu.", ".router.p", "num_experts", "moe_intermediate_size", 32),
+         "deepseek_v3": (".switch_mlp.", ".mlp.gate.", "n_routed_experts", "moe_intermediate_size", 32)}
+
+
+def enlarged(where, family, n_expert=128, width=2560):
+    """The checkpoint with so many experts, so wide, some 100 MB; where the expert for all is as wide as one of them, that too."""
+    stack, router, key_n, key_width, old_width = KINDS[family]
+    draw, times = rig.random.Random(1), width // old_width
+
+    def enlarge(tensors):
+        for name, (dtype, old, data) in tensors.items():
+            shape = list(old)
+            wide, narrow = ".shared_experts." in name, "down_proj" in name
+            if stack in name or router in name:
+                shape[0] = n_expert
+            if stack in name and not (narrow and len(old) == 2):
+                shape[2 if narrow else 1] *= times
+            if wide:
+                shape[1 if narrow else 0] *= times
+            more = math.prod(shape) // math.prod(old)
+            if more > 1:
+                tensors[name] = [dtype, shape, draw.randbytes(len(data) * more) if dtype == "U32" else data * more]
+
+    config = json.loads((TINY / family / "config.json").read_text())
+    (config.get("text_config") or config).update({key_n: n_expert, key_width: width})
+    return rig.copy_model(where, family, config=config, tensors=enlarge)
+
+
 def anonymous_bytes(s):
     status = open(f"/proc/{s.process.pid}/status").read()
     return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024
@@ -161,3 +192,20 @@ def test_private_memory(tmp_path):
     assert view["report"]["fits"] and view["report"]["predicted_decode_tps"] is None and view["expert_bytes"] == d["expert_bytes"]
     assert view["report"]["weights_bytes"] == d["weight_bytes"] + d["expert_cache_bytes"]
     assert rig.run("fit", model, "--json", "--memory-budget", "0.06", "--cache-dir", tmp_path, "--ctx", "64").returncode == 1
+
+
+@pytest.mark.skipif(rig.SANITIZED, reason="a sanitizer's own memory")
+@pytest.mark.parametrize("family", KINDS)
+def test_private_memory_of_every_kind(family, tmp_path):
+    """ENG-227: mxfp4 with biases, experts beside delta nets, beside a dense MLP, over latents with an expert for all: the same answers,
+    private memory that of the shared part and the cache."""
+    model = enlarged(tmp_path, family)
+    flags = ("--threads", "2", "--kv-budget", "0.01", "--batch", "1")
+    with Server(*flags, model=model) as s:
+        want, resident, weights = answers(s), anonymous_bytes(s), s.stats()["admission"]["weights_bytes"]
+    with offloaded(tmp_path, "--expert-cache", "0.004", *flags, model=model) as s:
+        assert answers(s) == want
+        x, mine, admitted = s.stats()["expert_offload"], anonymous_bytes(s), s.stats()["admission"]["weights_bytes"]
+    shared = admitted - x["cache_bytes"]
+    assert x["file_bytes"] > 60e6 and x["cache_bytes"] <= 4e6 < x["read_bytes"] and shared < weights - 55e6
+    assert mine <= resident - (weights - shared) + x["cache_bytes"] + 30e6 < resident - 15e6    # 30e6: as above
