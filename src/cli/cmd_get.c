@@ -26,11 +26,33 @@ static mb_status parse_query(const struct store *s, const char *query, char repo
     return st;
 }
 
+/* A page of the hub as a browser shows it, "https://huggingface.co/owner/name/tree/main", to "owner/name@main"; else as it is. The name
+ * is checked afterwards like any other. */
+static const char *without_address(const struct store *s, const char *arg, char out[NAME_REPO_MAX + NAME_REVISION_MAX])
+{
+    const char *const hubs[] = { NET_ENDPOINT, net_endpoint(&s->net) };
+    const size_t cap = NAME_REPO_MAX + NAME_REVISION_MAX;
+    for (int i = 0; i < 2; i++) {
+        size_t n = strlen(hubs[i]);
+        if (strncmp(arg, hubs[i], n) != 0 || arg[n] != '/' || strlen(arg + n + 1) >= cap || !strchr(arg + n + 1, '/')) continue;
+        strcpy(out, arg + n + 1);
+        char *tree = strstr(out, "/tree/");
+        if (tree) memmove(tree + 1, tree + 6, strlen(tree + 6) + 1);
+        if (tree) *tree = '@';
+        for (n = strlen(out); n > 0 && out[n - 1] == '/'; n--) out[n - 1] = '\0';
+        return out;
+    }
+    return arg;
+}
+
 static mb_status parse_arg(const struct flags *f, const struct store *s, const char *arg, char repo[NAME_REPO_MAX],
                            char revision[NAME_REVISION_MAX], mb_error *err)
 {
     const char *dflt = f->revision.given ? f->revision.s : "main";
+    char page[NAME_REPO_MAX + NAME_REVISION_MAX];
+    arg = without_address(s, arg, page);
     if (strchr(arg, '/')) return name_parse_model(arg, dflt, repo, revision, err);
+    if (!*arg) return mb_fail(err, MB_INVALID, "an empty name is no model: mlx-bun get OWNER/NAME");
     MB_TRY(parse_query(s, arg, repo, err));
     if (!name_is_revision(dflt)) return mb_fail(err, MB_INVALID, "--revision: '%.80s' is not a revision", dflt);
     strcpy(revision, dflt);

@@ -95,6 +95,21 @@ def test_get_revisions(hub, store):
     assert "no such revision" in store.run("get", f"{NAME}@nix", status=3).stderr
 
 
+def test_get_by_address(hub, store):
+    """What a browser shows of the hub in use, or of the public one, names a model; of another host it does not."""
+    repo = hub.repo("org/small")
+    commit = repo.commit(small_files())
+    repo.commit(small_files(seed=2), "dev")
+    assert store.get(f"{hub.url}/org/small").name == commit
+    assert store.get(f"{hub.url}/org/small/tree/dev/").name == repo.refs["dev"]
+    assert store.get("https://huggingface.co/org/small").name == commit
+    for bad in (f"{hub.url}/org/small/blob/main/config.json", "https://example.org/org/small", f"{hub.url}/../x/y", f"{hub.url}/{'a' * 5000}/b",
+                f"{hub.url}/", "", f"{hub.url}/org/small/tree/../../x"):
+        hub.requests.clear()
+        store.run("get", bad, status=2)
+        assert not hub.requests
+
+
 def test_get_by_query(hub, store):
     """REG-015 REG-016 REG-084: part of a name fetches that repository's newest commit; an unknown one points to ls."""
     hub.repo(NAME).commit(small_files())
