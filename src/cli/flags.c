@@ -328,7 +328,7 @@ static const struct flag_row rows[] = {
     { .name = "run", .type = FLAG_CHOICE, .off = OFF(run), .dflt = "speed", .choices = "speed features recipes",
       .commands = CMD_BENCHMARK, .unit = "RUN",
       .help = "speed: as the flags say; features: every tier with every KV format; recipes: as the reference recommends, and mlx_lm.server",
-      .spec = "CFG-122 CFG-206 ENG-265 ENG-266 ENG-267 ENG-268 ENG-269" },
+      .spec = "CFG-122 CFG-206 ENG-265 ENG-266 ENG-268 ENG-269" },
     { .name = "reference-prefill", .type = FLAG_CHOICE, .off = OFF(reference_prefill), .dflt = "split",
       .choices = "split unsplit", .commands = CMD_BENCHMARK, .state = FLAG_NO_EFFECT, .unit = "HOW",
       .help = "accepted, changes nothing", .note = "Where a prompt is cut has no influence on the result here.",

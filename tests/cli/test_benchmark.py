@@ -52,7 +52,7 @@ def test_cfg206_features_measures_every_cell():
 
 
 def test_eng265_recipes():
-    """ENG-265 ENG-266 ENG-267 ENG-268 ENG-269 CFG-122: one user, four clients, both arithmetics, memory for no more than one request, and
+    """ENG-265 ENG-266 ENG-268 ENG-269 CFG-122: one user, four clients, both arithmetics, memory for no more than one request, and
     mlx_lm.server's policy: one at a time, 512 tokens where the command says no number. What is not run is named, with the reason."""
     got = benchmark("--run", "recipes", "--repeat", "1")
     rows = got["rows"]
