@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/cuda/kernels_dev.cuh"
+#include "ops/cuda/kernels_int.h"
 #include "ops/cuda/steps.h"
 
 #define CU(call)                                                                                        \
@@ -497,6 +498,73 @@ static void check_attend(const struct attn_case &c)
     cudaFree(k); cudaFree(v); cudaFree(q); cudaFree(sinks); cudaFree(out); cudaFree(pool); cudaFree(d_ids); cudaFree(d_lo); cudaFree(d_hi); cudaFree(ref); cudaFree(scratch);
 }
 
+/* Single tokens, each at the end of a sequence of its own: cs_rope_attend, and the form for many keys, against the two launches that
+ * they stand for. Outputs, linear input and every page have the same bits. */
+static void check_decode(const struct attn_case &c, bool norms)
+{
+    const int R = 64, n_page = (c.n_ctx + 63) / 64, width = c.n_head * c.d, kv_width = c.n_head_kv * c.d;
+    const size_t head = ck_kv_head_bytes(c.fmt, c.d), page = (head * (size_t)c.n_head_kv + 4095) / 4096 * 4096, pool_bytes = page * (size_t)(R * n_page);
+    float *noise = floats(pool_bytes / 2, 41, 1.0f, 0);
+    uint8_t *pool = (uint8_t *)typed(noise, pool_bytes / 2, c.fmt == CK_KV_BF16 ? CK_DT_BF16 : CK_DT_F16), *mine[2] = { dev<uint8_t>(pool_bytes), dev<uint8_t>(pool_bytes) };
+    const int n_way = c.n_head / c.n_head_kv <= 8 ? 3 : 2;
+    float *q = floats((size_t)(R * width), 42, 3.0f / sqrtf((float)c.d), 0), *k = floats((size_t)(R * kv_width), 43, 1.0f, 0), *v = floats((size_t)(R * kv_width), 44, 1.0f, 0.1f);
+    float *table = floats((size_t)(R * c.d), 45, 0.5f, 0), *weight = floats((size_t)c.d, 46, 0.2f, 1.0f), *sinks = floats((size_t)c.n_head, 47, 3.0f, 0);
+    float *rotated = dev<float>((size_t)(R * width)), *out = dev<float>((size_t)(R * width));
+    std::vector<int32_t> ids, lo, hi, index, first;
+    std::vector<struct ck_attn_unit> units;
+    uint32_t seed = 7;
+    for (int i = 0; i < R; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        int n = i == 0 ? c.n_ctx : i == 1 ? 1 : i == 2 ? CK_ATTN_SPLIT : 1 + (int)((seed >> 8) % (uint32_t)c.n_ctx);
+        lo.push_back(c.window && n > c.window ? n - c.window : 0);
+        hi.push_back(n);
+        index.push_back(n - 1);
+        first.push_back(i * n_page);
+        units.push_back({ i, 1, i * n_page, 0 });
+        for (int j = 0; j < n_page; j++) ids.push_back((int32_t)((size_t)(j * R + i) * (page / 4096)));
+    }
+    int32_t *d_ids = upload(ids), *d_lo = upload(lo), *d_hi = upload(hi), *d_index = upload(index), *d_first = upload(first);
+    struct ck_attn_unit *d_units = upload(units);
+    bool ok = true;
+    for (int m : { 1, 3, 8, 33, 64 }) {
+        std::vector<float> got[2];
+        std::vector<uint16_t> bits[2], pages[2];
+        for (int form = 0; form < n_way; form++) {
+            const int way = form > 0;
+            CU(cudaMemcpyAsync(mine[way], pool, pool_bytes, cudaMemcpyDeviceToDevice, st));
+            CU(cudaMemsetAsync(out, 0xff, (size_t)(R * width) * 4, st));
+            struct ck_x x = x_make(m, width);
+            x.layout = ck_x_layout_for(&ctx, m);
+            struct cs_rope r = {};
+            r.q = q; r.k = k; r.v = v; r.ld_q = width; r.ld_k = r.ld_v = kv_width; r.q_step = c.d; r.out = rotated; r.ld_out = width; r.m = m;
+            r.n_head = c.n_head; r.n_head_kv = c.n_head_kv; r.head_dim = c.d; r.q_scale = 0.7f; r.norm_eps = 1e-5f;
+            if (norms) { r.q_norm = r.k_norm = weight; r.v_norm = 1; }
+            r.table = table; r.n_rot = c.d; r.pool = mine[way]; r.pages = d_ids; r.table_of = d_first; r.index = d_index; r.kv_format = c.fmt;
+            struct ck_attend a = {};
+            a.q = rotated; a.ld_q = width; a.q_step = c.d; a.out = out; a.ld_out = width; a.x = &x; a.lo = d_lo; a.hi = d_hi; a.pool = mine[way]; a.pages = d_ids;
+            a.ld_pages = 1; a.kv_format = c.fmt; a.n_head = c.n_head; a.n_head_kv = c.n_head_kv; a.head_dim = c.d; a.softcap = c.softcap;
+            a.sinks = c.sinks ? sinks : NULL; a.small_units = d_units; a.n_small = m; a.n_split = (c.n_ctx + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT;
+            if (form == 0) { CU(cs_rope(&ctx, &r, st)); CU(ck_attend(&ctx, &a, st)); }
+            else if (form == 1) CU(cs_rope_attend(&ctx, &r, &a, st));
+            else CU(ck_attend_stream(&ctx, &r, &a, st));
+            got[way] = host(out, (size_t)(m * width));
+            bits[way] = host((uint16_t *)x.v, (size_t)m * (size_t)x.k_pad);
+            pages[way] = host((uint16_t *)mine[way], pool_bytes / 2);
+            cudaFree(x.v);
+            size_t at = 0;
+            while (way == 1 && at < got[0].size() && memcmp(&got[0][at], &got[1][at], 4) == 0) at++;
+            if (way == 1 && at < got[0].size())
+                printf("     form %d, batch %d: row %zu (keys %d to %d), column %zu\n", form, m, at / (size_t)width, lo[at / (size_t)width], hi[at / (size_t)width], at % (size_t)width);
+            ok &= way == 0 || (at == got[0].size() && bits[0] == bits[1] && pages[0] == pages[1]);
+        }
+    }
+    char what[200];
+    snprintf(what, sizeof what, "decode %s (%d/%d heads of %d, format %d, window %d, norms %d): one launch has the bits of two", c.name, c.n_head, c.n_head_kv, c.d, c.fmt, c.window, norms);
+    verdict(ok, what);
+    void *all[] = { noise, pool, mine[0], mine[1], q, k, v, table, weight, sinks, rotated, out, d_ids, d_lo, d_hi, d_index, d_first, d_units };
+    for (void *p : all) cudaFree(p);
+}
+
 /* --- roofline --- */
 
 static __global__ void read_kernel(const uint4 *p, size_t n, uint32_t *out)
@@ -801,6 +869,9 @@ int main(int argc, char **argv)
         check_linear(4, 64, CK_DT_BF16, 4264, 576); /* several row tiles a unit */
         check_linear(4, 64, CK_DT_BF16, 12288, 128);
         check_linear(0, 0, CK_DT_BF16, 8536, 192);
+        check_linear(4, 64, CK_DT_BF16, 4264, 2048);
+        check_linear(4, 64, CK_DT_BF16, 3000, 4160);
+        check_linear(0, 0, CK_DT_F32, 3080, 2176);
         for (int k : { 64, 576, 960, 1024, 2048, 4096, 5120 }) check_norm(k, 0);
         check_norm(576, 1);
         if (!few) {
@@ -820,6 +891,8 @@ int main(int argc, char **argv)
         for (int kind = 0; kind < 3; kind++) check_glu(4, kind, kind == 1 ? 208 : 1024, 1024);
         check_glu(0, 0, 328, 576);
         check_glu(4, 0, 6144, 256);
+        check_glu(4, 0, 2048, 2048);
+        check_glu(0, 1, 1544, 2112);
     }
     if (want("check") || want("check-attend")) {
         static const struct attn_case cases[] = {
@@ -832,6 +905,16 @@ int main(int argc, char **argv)
             { "odd bf16", 4, 2, 96, CK_KV_BF16, 0, 0, false, 300 },  { "plain", 4, 2, 160, CK_KV_F16, 0, 0, false, 300 },
         };
         for (auto &c : cases) check_attend(c);
+        static const struct attn_case single[] = {
+            { "llama", 32, 8, 128, CK_KV_F16, 0, 0, false, 700 },   { "smollm", 9, 3, 64, CK_KV_F16, 0, 0, false, 900 },
+            { "sinks", 64, 8, 64, CK_KV_F16, 128, 0, true, 900 },   { "bf16", 14, 2, 64, CK_KV_BF16, 0, 30.0f, false, 900 },
+            { "bf16 128", 16, 2, 128, CK_KV_BF16, 300, 0, false, 900 }, { "mqa", 40, 1, 128, CK_KV_F16, 0, 0, false, 2500 },
+            { "odd", 4, 2, 80, CK_KV_F16, 0, 0, false, 600 },
+        };
+        for (auto &c : single) {
+            check_decode(c, false);
+            check_decode(c, true);
+        }
     }
     if (want("linear") || want("linear8") || want("linear16") || want("attend")) roofline();
     if (want("attend")) speed_attend();

@@ -3,7 +3,8 @@
  *   small  kernels_attend_small.cu: few tokens
  *   large  kernels_attend_large.cu: many tokens
  *   token  kernels_attend_token.cu (cs_rope_attend): batches of single tokens, rotation and the writing of keys included
- * The last three run on tensor cores and share kernels_attend.cuh, and with it the bits.
+ *   stream kernels_attend_stream.cu: the same, of many splits
+ * The last four run on tensor cores and share kernels_attend.cuh, and with it the bits.
  */
 #include "ops/cuda/kernels_int.h"
 
@@ -24,14 +25,14 @@ extern "C" int ck_attn_large_tokens(int n_head, int n_head_kv)
 }
 #define COUNTERS (1 << 16)                 /* blocks of a launch that may wait for splits of others */
 #define PART_BYTES ((size_t)64 << 20)      /* more is used as well: fewer launches */
-static size_t part_floats(int d_pad) { return 16 * ((size_t)d_pad + 2); } /* o [16][d_pad], m [16], l [16] */
+static size_t part_floats(int rows, int d_pad) { return (size_t)rows * (size_t)d_pad + 32; } /* o [rows][d_pad], m [16], l [16] */
 
 extern "C" size_t ck_work_bytes(const struct ck_ctx *c, int m_max, int n_head, int d_max, int n_context)
 {
     (void)c;
     (void)m_max;
     size_t d = (size_t)(d_max + 63) / 64 * 64, splits = (size_t)(n_context + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT;
-    size_t unit = (size_t)n_head * splits * part_floats((int)d) * 4; /* one unit of one token, every head in a tile of its own */
+    size_t unit = (size_t)n_head * splits * part_floats(16, (int)d) * 4; /* one unit of one token, every head in a tile of its own */
     return COUNTERS * 4 + (unit > PART_BYTES ? unit : PART_BYTES);
 }
 
@@ -42,6 +43,7 @@ struct attend_args ck_attend_args(const struct ck_attend *a)
     if (a->x) g.x = *a->x;
     g.write_x = a->x != NULL;
     g.group = a->n_head / a->n_head_kv;
+    g.part_rows = 16;
     g.n_split = a->n_split > 0 ? a->n_split : 1;
     return g;
 }
@@ -51,7 +53,7 @@ int ck_attend_room(const struct ck_ctx *c, struct attend_args *g, int d_pad, int
     g->row_tiles = (max_tok * g->group + 15) / 16;
     g->count = (unsigned *)c->work;
     g->part = (float *)((uint8_t *)c->work + COUNTERS * 4);
-    size_t per_unit = (size_t)g->a.n_head_kv * (size_t)g->row_tiles * (size_t)g->n_split * part_floats(d_pad) * 4;
+    size_t per_unit = (size_t)g->a.n_head_kv * (size_t)g->row_tiles * (size_t)g->n_split * part_floats(g->part_rows, d_pad) * 4;
     int64_t room = c->work_bytes > COUNTERS * 4 ? (int64_t)((c->work_bytes - COUNTERS * 4) / per_unit) : 0;
     int64_t counters = COUNTERS / (g->a.n_head_kv * g->row_tiles);
     if (g->n_split == 1) room = n;

@@ -337,8 +337,8 @@ static __device__ __forceinline__ void split_product(float (*o)[4], float m_last
 }
 
 /* All splits of the tile's rows, left to right, and out: values first, first + by, ... of [16][DP / 4]. part(split, row, dim, &m, &l, &o)
- * gives what a split left; four splits are under way together. */
-template <int DP, typename PART>
+ * gives what a split left; AHEAD splits are under way together. */
+template <int DP, int AHEAD = 4, typename PART>
 static __device__ __forceinline__ void merge_splits(const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows, int split0,
                                                     int split1, int first, int by, PART part)
 {
@@ -346,14 +346,14 @@ static __device__ __forceinline__ void merge_splits(const struct attend_args &g,
         int row = idx / (DP / 4), dim = idx % (DP / 4) * 4, i = row0 + row, tok, hd;
         if (i >= n_rows) break;
         float M = -INFINITY, L = 0, ea, eb, inv, O[4] = {};
-        for (int sp0 = split0; sp0 < split1; sp0 += 4) {
-            float m[4], l[4];
-            float4 v[4];
+        for (int sp0 = split0; sp0 < split1; sp0 += AHEAD) {
+            float m[AHEAD], l[AHEAD];
+            float4 v[AHEAD];
 #pragma unroll
-            for (int s = 0; s < 4; s++)
+            for (int s = 0; s < AHEAD; s++)
                 if (sp0 + s < split1) part(sp0 + s, row, dim, m[s], l[s], v[s]);
 #pragma unroll
-            for (int s = 0; s < 4; s++) {
+            for (int s = 0; s < AHEAD; s++) {
                 if (sp0 + s >= split1) break;
                 merge(M, L, m[s], l[s], ea, eb);
                 O[0] = __fmaf_rn(v[s].x, eb, __fmul_rn(O[0], ea));
@@ -370,13 +370,14 @@ static __device__ __forceinline__ void merge_splits(const struct attend_args &g,
     }
 }
 
-/* A split's part to memory: o behind m and l; a warp has NB blocks of 8 dims from dim0 on. */
+/* A split's part to memory: o of the first n rows behind m and l; a warp has NB blocks of 8 dims from dim0 on. */
 template <int DP, int NB>
-static __device__ __forceinline__ void part_write(float *mine, const float (*o)[4], const float m[2], const float l[2], int dim0, bool sums, int lane)
+static __device__ __forceinline__ void part_write(float *mine, const float (*o)[4], const float m[2], const float l[2], int dim0, bool sums, int lane, int n_rows = 16)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = (lane >> 2) + 8 * r;
+        if (row >= n_rows) continue;
 #pragma unroll
         for (int n = 0; n < NB; n++)
             *(float2 *)(mine + 32 + row * DP + dim0 + n * 8 + 2 * (lane & 3)) = make_float2(__fadd_rn(o[n][2 * r], 0.0f), __fadd_rn(o[n][2 * r + 1], 0.0f));

@@ -4,8 +4,7 @@
  * the token's own key and value are patched into the copy by the warps that read them and written to the page beside; splits meet in
  * the shared memory of a cluster of up to eight blocks, from there on through the work area.
  */
-#include "ops/cuda/kernels_attend.cuh"
-#include "ops/cuda/steps.h"
+#include "ops/cuda/kernels_attend_heads.cuh"
 
 #define THREADS 128
 #define CLUSTER_MAX 8 /* splits that a cluster merges */
@@ -25,54 +24,6 @@ template <int DP, bool BF> struct token_room {
     };
     static size_t bytes(int n_slot) { return (size_t)n_slot * tile + q + sizeof(struct split_area<BF>); }
 };
-
-/* A head of q, k or v: norm, rotation. By a warp, element 32 w + lane in v[w]; operations and order as rope_kernel's (steps_rope.cu). */
-template <int DP> struct head_vector {
-    float v[DP / 32], weight[DP / 32];
-    __device__ __forceinline__ void load(const float *x, const float *w, int d, int lane)
-    {
-#pragma unroll
-        for (int i = 0; i < DP / 32; i++) {
-            int at = 32 * i + lane;
-            v[i] = at < d ? x[at] : 0.0f;
-            weight[i] = w && at < d ? w[at] : 1.0f;
-        }
-    }
-    /* y: [DP], zeros from d on. cs: cosines, then sines, or NULL. */
-    __device__ __forceinline__ void make(float *y, bool norm, bool weighted, const float *cs, const struct cs_rope &r, int lane) const
-    {
-        const int d = r.head_dim, half = r.n_rot / 2;
-        float scale = 1.0f;
-        if (norm) {
-            float ss[4] = {};
-#pragma unroll
-            for (int i = 0; i < DP / 32; i++) {
-                ss[i] = __fmaf_rn(v[i], v[i], 0.0f);
-                for (int step = 16; step > 0; step /= 2) ss[i] = ss[i] + __shfl_xor_sync(0xffffffffu, ss[i], step);
-            }
-            scale = 1.0f / sqrtf((((ss[0] + ss[1]) + ss[2]) + ss[3]) * (1.0f / (float)d) + r.norm_eps);
-        }
-#pragma unroll
-        for (int i = 0; i < DP / 32; i++) {
-            float x = norm ? v[i] * scale : v[i];
-            y[32 * i + lane] = norm && weighted ? x * weight[i] : x;
-        }
-        __syncwarp();
-        if (!cs) return;
-        for (int i = lane; i < half; i += 32) {
-            int i0 = r.interleaved ? 2 * i : i, i1 = r.interleaved ? i0 + 1 : i + half;
-            float x0 = y[i0], x1 = y[i1], c = cs[i], s = cs[half + i];
-            y[i0] = __fmaf_rn(x0, c, -(x1 * s));
-            y[i1] = __fmaf_rn(x1, c, x0 * s);
-        }
-        __syncwarp();
-    }
-};
-
-template <bool BF> static __device__ __forceinline__ uint16_t page_bits(float v)
-{
-    return BF ? __bfloat16_as_ushort(__float2bfloat16_rn(v)) : __half_as_ushort(__float2half_rn(v));
-}
 
 /* Fragments of query rows that lie in shared memory, as q_frags makes them. */
 template <int DP, bool BF> static __device__ __forceinline__ void frags_of_rows(uint4 *qs, const float *y, int ld, float scale, int lane, int warp)
@@ -240,20 +191,29 @@ template <int DP, bool BF> static int token_launch(const struct ck_ctx *c, struc
     return e;
 }
 
-/* Is there a form for this, and room for all blocks at once? Of more, the small form's little blocks hide each other's waits better. */
+/* Is this a batch of single tokens, with pages and heads that there is a form for? */
 static bool fits(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a)
 {
-    int d_pad = (a->head_dim + 63) / 64 * 64, group = a->n_head / a->n_head_kv;
-    int64_t blocks = (int64_t)a->n_small * a->n_head_kv * ((group + 15) / 16) * a->n_split;
-    return c->major >= 9 && blocks <= (int64_t)c->n_sm * (d_pad <= 64 ? 3 : 2) && ck_attend_on_tensor_cores(a->kv_format, d_pad) && d_pad <= 128 && r->k && a->n_large == 0 && a->n_small == r->m &&
+    int d_pad = (a->head_dim + 63) / 64 * 64;
+    return c->major >= 9 && ck_attend_on_tensor_cores(a->kv_format, d_pad) && d_pad <= 128 && r->k && a->n_large == 0 && a->n_small == r->m &&
            a->ld_pages == 1 && a->n_head % a->n_head_kv == 0 && r->n_head == a->n_head && r->n_head_kv == a->n_head_kv && r->head_dim == a->head_dim &&
            r->head_off == a->head_off && r->kv_format == a->kv_format && r->n_rot <= r->head_dim && r->pool == a->pool && r->pages == a->pages &&
            (!a->x || a->x->k == (int64_t)a->n_head * a->head_dim);
 }
 
+/* Room for all blocks at once? Of more, the small form's little blocks hide each other's waits better. */
+static bool few(const struct ck_ctx *c, const struct ck_attend *a)
+{
+    int group = a->n_head / a->n_head_kv;
+    int64_t blocks = (int64_t)a->n_small * a->n_head_kv * ((group + 15) / 16) * a->n_split;
+    return blocks <= (int64_t)c->n_sm * (a->head_dim <= 64 ? 3 : 2);
+}
+
 extern "C" int cs_rope_attend(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st)
 {
-    if (!fits(c, r, a)) {
+    const bool single = fits(c, r, a);
+    if (single && ck_attend_streams(c, a)) return ck_attend_stream(c, r, a, st);
+    if (!single || !few(c, a)) {
         int e = cs_rope(c, r, st);
         return e != 0 ? e : ck_attend(c, a, st);
     }

@@ -15,7 +15,8 @@ struct attend_args {
     struct ck_x x;         /* of a.x */
     int write_x, group, row_tiles, n_split;
     const struct ck_attn_unit *units;
-    float *part;           /* [unit][KV head and row tile][split]: o [16][d_pad] behind m [16], l [16] */
+    int part_rows;         /* query rows that a split leaves: 16, or fewer where a unit has no more */
+    float *part;           /* [unit][KV head and row tile][split]: o [part_rows][d_pad] behind m [16], l [16] */
     unsigned *count;       /* [unit][KV head and row tile], zero between launches */
 };
 /* Has the tensor-core form these pages? bf16 pages are for families with heads of 64 or 128. */
@@ -29,6 +30,9 @@ int ck_attend_room(const struct ck_ctx *c, struct attend_args *g, int d_pad, int
 extern "C" int ck_attend_plain(const struct ck_ctx *c, const struct ck_attend *a, const struct ck_attn_unit *units, int n, cudaStream_t st);
 extern "C" int ck_attend_small(const struct ck_ctx *c, const struct attend_args *g, int d_pad, const struct ck_attn_unit *units, int n, int max_tok,
                                cudaStream_t st);
+struct cs_rope;
+extern "C" bool ck_attend_streams(const struct ck_ctx *c, const struct ck_attend *a); /* is there so much for it to do, and a form for the heads? */
+extern "C" int ck_attend_stream(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st); /* d_pad <= 128, groups of 8 */
 extern "C" int ck_attend_large(const struct ck_ctx *c, const struct attend_args *g, int d_pad, cudaStream_t st); /* d_pad <= 256 */
 
 #endif
