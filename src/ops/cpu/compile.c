@@ -51,13 +51,15 @@ static void lay_out_moe(struct compiled *c, const struct plan *p, uint8_t *base,
 static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, uint8_t *base)
 {
     size_t off = 0, at;
+    bool unused[PLAN_MAX_BUFS];
+    cpu_passes_unused(p, unused);
     for (int i = 0; i < p->n_bufs; i++) {
         const struct plan_buf *b = &p->bufs[i];
         int64_t rows = (b->per_draw ? p->n_draw_max : p->m_max) * (b->n_slots > 0 ? b->n_slots : 1);
         c->form[i] = b->type == BUF_ACT ? tier_form(p->tier, b->group) : ACT_F32;
         c->row_bytes[i] = act_row_bytes(c->form[i], b->width, b->group);
-        at = take(&off, (size_t)rows * c->row_bytes[i]);
-        c->bufs[i] = base ? base + at : NULL;
+        at = take(&off, unused[i] ? 0 : (size_t)rows * c->row_bytes[i]);
+        c->bufs[i] = base && !unused[i] ? base + at : NULL;
     }
     struct cpu_batch *b = &c->batch;
     int32_t **ints[] = { &b->row_of, &b->id, &b->index, &b->rope_pos, &c->lora.token, &c->lora.slot_of };

@@ -326,6 +326,8 @@ int32_t cpu_act_group(const struct device *d, const struct weight *w, int32_t so
 void cpu_weight_row(struct device *d, const struct weight *w, int64_t i, float *out);
 /* probe.c */
 mb_status cpu_probe(struct device *d, double seconds, struct ops_rates *out, mb_error *err);
+/* passes.c: buffers that no pass touches, since gate and up of a gated MLP stay in the scratch of a thread. */
+void cpu_passes_unused(const struct plan *p, bool unused[PLAN_MAX_BUFS]);
 /* passes.c: fills passes, tiles, bounds, i_draws from the plan. MB_NO_MEMORY, MB_UNSUPPORTED (a step unknown here). */
 mb_status cpu_passes_build(struct compiled *c, mb_error *err);
 void cpu_passes_free(struct compiled *c);

@@ -142,19 +142,32 @@ static void deal(struct builder *b, struct cpu_pass *p, const struct part *parts
 
 /* --- fusing --- */
 
-/* Do the parts compute exactly the two inputs of this glu, each from column 0? */
-static bool glu_fits(const struct plan_step *g, const struct part *parts, int n_parts)
+/* Do the linear steps compute exactly the two inputs of this glu, each from column 0? */
+static bool glu_fits(const struct plan_step *g, const struct plan_step *s, int32_t n_steps)
 {
-    if (g->op != STEP_GLU || n_parts != 2 || g->u.glu.up_first != 0) return false;
+    if (g->op != STEP_GLU || g->u.glu.up_first != 0) return false;
+    int32_t n_parts = 0;
     bool gate = false, up = false;
-    for (int i = 0; i < 2; i++) {
-        buf_id out = parts[i].s->u.linear.part[parts[i].i_part].out;
-        if (parts[i].s->u.linear.part[parts[i].i_part].add || parts[i].s->u.linear.part[parts[i].i_part].out_offset) return false;
-        if (parts[i].s->u.linear.part[parts[i].i_part].w->n != g->u.glu.width) return false;
-        gate = gate || out == g->in;
-        up = up || out == g->u.glu.up;
-    }
-    return gate && up;
+    for (int32_t i = 0; i < n_steps; i++)
+        for (int32_t j = 0; j < s[i].u.linear.n_parts; j++, n_parts++) {
+            buf_id out = s[i].u.linear.part[j].out;
+            if (s[i].u.linear.part[j].add || s[i].u.linear.part[j].out_offset) return false;
+            if (s[i].u.linear.part[j].w->n != g->u.glu.width) return false;
+            gate = gate || out == g->in;
+            up = up || out == g->u.glu.up;
+        }
+    return n_parts == 2 && gate && up;
+}
+
+/* How many linear steps from s on are one pass; *glu: with the gated MLP behind them. */
+static int32_t linears_of(const struct plan_step *s, int32_t n_left, bool *glu)
+{
+    int32_t n = 0, n_all = 0;
+    while (n < n_left && s[n].op == STEP_LINEAR && s[n].i_layer == s->i_layer &&
+           n_all + s[n].u.linear.n_parts <= PLAN_MAX_PARTS)
+        n_all += s[n++].u.linear.n_parts;
+    *glu = n < n_left && s[n].i_layer == s->i_layer && glu_fits(&s[n], s, n);
+    return n;
 }
 
 /* Columns of a tile must be whole groups of what the glu writes. */
@@ -170,13 +183,10 @@ static int64_t glu_unit(const struct compiled *c, const struct plan_step *g)
 static int32_t add_linears(struct builder *b, const struct plan_step *s, int32_t n_left)
 {
     struct part parts[PLAN_MAX_PARTS];
-    int32_t n = 0, n_all = 0;
-    while (n < n_left && s[n].op == STEP_LINEAR && s[n].i_layer == s->i_layer &&
-           n_all + s[n].u.linear.n_parts <= PLAN_MAX_PARTS)
-        n_all += s[n++].u.linear.n_parts;
+    bool glu;
+    int32_t n = linears_of(s, n_left, &glu);
     if (b->c->plan->max_lora_rank > 0) add_pass(b, s, cpu_lora_open, cpu_lora_tile)->n_steps = n;
     int n_parts = parts_collect(s, n, parts);
-    bool glu = n < n_left && s[n].i_layer == s->i_layer && glu_fits(&s[n], parts, n_parts);
     struct cpu_pass *p = add_pass(b, s, cpu_linear_open, glu ? cpu_linear_glu_tile : cpu_linear_tile);
     p->n_steps = n;
     if (!glu) {
@@ -252,6 +262,40 @@ static mb_status build(struct builder *b, mb_error *err)
         if (n == 0) return mb_fail(err, MB_UNSUPPORTED, "step %d (kind %d) is not in the CPU backend", i, (int)p->steps[i].op);
     }
     return MB_OK;
+}
+
+static void keep(bool *unused, buf_id b)
+{
+    if (b >= 0) unused[b] = false;
+}
+
+/* What a step other than a fused gated MLP reads or writes of the buffers that such a one would not need. */
+static void keep_of(bool *unused, const struct plan_step *s, bool fused)
+{
+    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++) keep(unused, s->outs[i]);
+    keep(unused, s->out);
+    if (!fused || s->tap) keep(unused, s->in);
+    if (s->op == STEP_GLU && !fused) keep(unused, s->u.glu.up);
+    if (s->op == STEP_NORM && s->post_add) keep(unused, s->add_to);
+}
+
+/* Gate and up of fused passes alone: a step of another kind names buffers of its own in its union. */
+void cpu_passes_unused(const struct plan *p, bool unused[PLAN_MAX_BUFS])
+{
+    memset(unused, 0, PLAN_MAX_BUFS * sizeof *unused);
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t i = 0, n; i < p->n_steps; i += n) {
+            const struct plan_step *s = &p->steps[i];
+            bool glu = false;
+            int32_t n_linears = s->op == STEP_LINEAR ? linears_of(s, p->n_steps - i, &glu) : 0;
+            n = n_linears > 0 ? n_linears + glu : 1;
+            if (pass == 0 && glu) unused[s[n_linears].in] = unused[s[n_linears].u.glu.up] = true;
+            for (int32_t k = 0; pass == 1 && k < n; k++) {
+                keep_of(unused, &s[k], glu && k == n_linears);
+                for (int32_t j = 0; s[k].op == STEP_LINEAR && !glu && j < s[k].u.linear.n_parts; j++) keep(unused, s[k].u.linear.part[j].out);
+            }
+        }
+    for (int i = 0; i < p->n_bufs && p->max_lora_rank > 0; i++) keep(unused, p->bufs[i].copy); /* adapters read it */
 }
 
 mb_status cpu_passes_build(struct compiled *c, mb_error *err)

@@ -78,7 +78,7 @@ static struct part_run part_get(struct compiled *c, const struct cpu_pass *pass,
                  .data = c->bufs[s->in] },
         .row0 = row0, .m = m,
         .ld_out = (int64_t)(c->row_bytes[out] / sizeof(float)),
-        .out = cpu_row_f32(c, out, row0) + s->u.linear.part[i_part].out_offset,
+        .out = c->bufs[out] ? cpu_row_f32(c, out, row0) + s->u.linear.part[i_part].out_offset : NULL,
     };
 }
 
