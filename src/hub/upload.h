@@ -5,8 +5,8 @@
  *
  * Nothing is visible in the repository before the commit, and the commit is refused by the hub when somebody else committed in
  * between. What was sent by LFS stays there: after an interruption the same command sends only the rest, of a content in parts
- * those that have not arrived (upload_note.c; nothing else is written on this machine). The folder must not change meanwhile: size and times of each file are compared before it is sent, after it was sent
- * and before the commit.
+ * those that have not arrived (upload_note.c; nothing else is written on this machine). The folder must not change meanwhile: size
+ * and times of each file are compared before it is sent, after it was sent and before the commit.
  */
 #ifndef HUB_UPLOAD_H
 #define HUB_UPLOAD_H

@@ -13,6 +13,7 @@
 #define OBJECTS_AT_ONCE 100
 #define PARTS_MAX 10000
 #define ADDRESSES_MAX 3 /* times that one content's address is asked for */
+#define CHUNK_MAX (1LL << 40) /* bytes of a part; times the parts that a note can hold it is far below 2^63 */
 #define LFS_TYPE "application/vnd.git-lfs+json"
 
 struct lfs {
@@ -185,9 +186,11 @@ static mb_status tell_parts(struct lfs *l, const char *url, const struct upload_
     return st;
 }
 
+/* 0: none, or none that can be worked with. */
 static int64_t chunk_of(const json_t *actions)
 {
-    return number_of(json_object_get(json_object_get(json_object_get(actions, "upload"), "header"), "chunk_size"));
+    int64_t n = number_of(json_object_get(json_object_get(json_object_get(actions, "upload"), "header"), "chunk_size"));
+    return n > 0 && n <= CHUNK_MAX ? n : 0;
 }
 
 static int64_t least(int64_t a, int64_t b)
@@ -221,7 +224,7 @@ static mb_status send_parts(struct lfs *l, const struct upload_file *f, int fd, 
     if (!is_good(a)) return MB_OK;
     MB_TRY(tell_parts(l, url, f, note->parts, a));
     if (is_good(a)) l->u->r->resumed_bytes += resumed;
-    if (a->status) upload_note_forget(note); /* done, or these parts are of no use */
+    if (is_good(a) || a->status == 400 || a->status == 404) upload_note_forget(note); /* done, or these parts are of no use */
     return MB_OK;
 }
 
@@ -267,7 +270,7 @@ static mb_status find_way(struct lfs *l, struct upload_file *f, struct upload_no
     MB_TRY(ask(l, &f, 1, &answer));
     mb_status st = actions_of(l->u, answer, f, &said);
     header = json_object_get(json_object_get(json_object_get(said, "upload"), "header"), "chunk_size");
-    if (st == MB_OK && header && chunk_of(said) <= 0) st = mb_fail(l->u->err, MB_BAD_FORMAT, "%s: the hub wants parts of no size", l->u->what);
+    if (st == MB_OK && header && chunk_of(said) <= 0) st = mb_fail(l->u->err, MB_BAD_FORMAT, "%s: the hub wants parts of a size that cannot be", l->u->what);
     if (st == MB_OK && header) st = upload_note_begin(note, l->u, l->url, f, said);
     else if (st == MB_OK) upload_note_forget(note);
     if (st == MB_OK) *actions = json_incref((json_t *)said);

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/filemap.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "hub/upload_int.h"
 
 #define NOTE_MAX ((size_t)32 << 20)
@@ -149,10 +150,12 @@ static size_t upload_id(const char *url, const char **id, size_t *n_id)
 
 static bool is_same_upload(const json_t *a, const json_t *b)
 {
-    const char *x = json_string_value(json_object_get(json_object_get(a, "upload"), "href")), *ix, *iy;
-    const char *y = json_string_value(json_object_get(json_object_get(b, "upload"), "href"));
+    const json_t *ua = json_object_get(a, "upload"), *ub = json_object_get(b, "upload");
+    const char *x = json_string_value(json_object_get(ua, "href")), *y = json_string_value(json_object_get(ub, "href")), *ix, *iy;
     size_t nx, ny, ns;
-    if (!x || !y) return false;
+    if (!x || !y || !json_equal(json_object_get(json_object_get(ua, "header"), "chunk_size"),
+                                json_object_get(json_object_get(ub, "header"), "chunk_size")))
+        return false; /* parts of another size are other parts */
     ns = upload_id(x, &ix, &nx);
     return upload_id(y, &iy, &ny) == ns && strncmp(x, y, ns) == 0 && nx > 0 && nx == ny && memcmp(ix, iy, nx) == 0;
 }
@@ -190,6 +193,7 @@ mb_status upload_note_begin(struct upload_note *n, struct upload *u, const char 
 
 mb_status upload_note_part(struct upload_note *n, struct upload *u, const char *etag)
 {
+    if (!utf8_valid(etag, strlen(etag))) return mb_fail(u->err, MB_BAD_FORMAT, "%s: the hub's storage gives a part a name that is no text", u->what);
     json_t *part = json_pack("{s:I, s:s}", "partNumber", (json_int_t)json_array_size(n->parts) + 1, "etag", etag);
     if (json_array_append_new(n->parts, part) != 0) return mb_fail(u->err, MB_NO_MEMORY, "no memory for the parts of an upload");
     append_line(n, part);

@@ -152,7 +152,7 @@ class Push:
         n = -(-o["size"] // hub.part_bytes)
         signed = f"uploadId={self.begin_upload(oid)}&sig=s"
         header = {f"{i + 1:05d}": f"{hub.cdn_url}/lfs/part/{oid}/{i + 1}?{signed}" for i in range(n)}
-        return {"upload": {"href": f"{hub.cdn_url}/lfs/complete/{oid}?{signed}", "header": {**header, "chunk_size": str(hub.part_bytes)}},
+        return {"upload": {"href": f"{hub.cdn_url}/lfs/complete/{oid}?{signed}", "header": {**header, "chunk_size": str(hub.chunk_said or hub.part_bytes)}},
                 "verify": verify}
 
     def begin_upload(self, oid):
@@ -212,7 +212,7 @@ class Push:
             if not upload:
                 return self.reply(404, b"<Error>NoSuchUpload</Error>")
             hub.parts[upload, int(part)] = body
-            return self.reply(200, ETag=f'"{hashlib.md5(body).hexdigest()}"')
+            return self.reply(200, ETag=hub.etag_said or f'"{hashlib.md5(body).hexdigest()}"')
         if hashlib.sha256(body).hexdigest() != oid:
             return self.reply(400, b"<Error>BadDigest</Error>")
         hub.lfs[oid] = body

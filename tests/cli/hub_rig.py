@@ -260,6 +260,7 @@ class Hub:
         self.writer = None         # the token that may write; see hub_push.py
         self.lfs, self.parts, self.push_faults, self.part_bytes = {}, {}, {}, 100_000
         self.uploads, self.n_uploads, self.same_upload = {}, 0, False  # in parts, by their number
+        self.chunk_said = self.etag_said = None  # what the hub says of parts instead of the truth
         self.moved = {}            # old name -> new name
 
     def __enter__(self):

@@ -341,6 +341,42 @@ def test_parts_that_cannot_be_gone_on_with(hub, store, model, what, tmp_path):
     assert what == "a link" or not notes(store)
 
 
+@pytest.mark.parametrize("code", [503, 429, 403])
+def test_a_completion_that_fails(hub, store, model, code):
+    """The request that puts the parts together fails in a way that may pass: all parts have arrived, and the same command sends none."""
+    path, files = model
+    hub.same_upload = True
+    hub.push_fault("complete", code, 99)
+    p = up(store, path, "--retries", "0", status=None)
+    assert p.returncode != 0 and parts_sent(hub) == [1, 2, 3] and len(notes(store)) == 1
+    hub.push_faults.clear()
+    hub.requests.clear()
+    got = json.loads(up(store, path, "--json").stdout)
+    assert head(hub) == files and not parts_sent(hub) and not notes(store)
+    assert got["resumed_bytes"] == len(files["model-00002-of-00003.safetensors"])
+
+
+def test_parts_of_another_size(hub, store, model):
+    """The same upload whose parts are cut otherwise now: what has arrived is of no use. A size that cannot be is refused."""
+    path, files = model
+    hub.same_upload = True
+    hub.push_fault("complete", 403, 99)
+    up(store, path, "--retries", "0", status=None)
+    hub.push_faults.clear()
+    hub.requests.clear()
+    hub.push_fault("complete", 403)  # the noted addresses: the hub is asked again
+    hub.part_bytes = 150_000
+    up(store, path)
+    assert head(hub) == files and parts_sent(hub) == [1, 2]
+
+
+@pytest.mark.parametrize("say,text", [({"chunk_said": 2**62}, "parts of a size that cannot be"), ({"etag_said": "\xff\xfe"}, "a name that is no text")])
+def test_parts_that_make_no_sense(hub, store, model, say, text):
+    path, _ = model
+    vars(hub).update(say)
+    assert text in up(store, path, status=4).stderr
+
+
 def test_old_notes_are_swept(hub, store, model):
     path, _ = model
     folder(store.home, {"own/uploads/old.parts": b"", "own/uploads/new.parts": b"", "own/uploads/other": b""})
