@@ -6,15 +6,20 @@ import shutil
 import sqlite3
 import struct
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "http"))
+import http_rig as rig  # noqa: E402
+
 MLX_BUN = os.environ.get("MLX_BUN", str(ROOT / "build/mlx-bun"))
 TINY = ROOT / "tests/golden/tiny"
 LLAMA = TINY / "llama"
+STEPS_BYTES = 32 << 20  # huge pages and arenas come and go whole
 REPORT = ["fits", "weights_bytes", "kv_bytes", "transient_bytes", "total_bytes", "usable_bytes", "max_safe_context", "predicted_decode_tps"]
 LARGE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
          "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -88,14 +93,10 @@ def test_fit_report(cache):
     assert got["sku_matrix_ctx"] == 32768 and got["sku_matrix"] == []
 
 
-def private_bytes(pid):
-    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
-
-
-@pytest.mark.skipif("asan" in MLX_BUN or "tsan" in MLX_BUN, reason="their own memory is larger than the model's")
+@pytest.mark.skipif(rig.SANITIZED, reason="a sanitizer's own memory is larger than the model's")
 def test_fit_says_what_a_request_takes(cache):
-    """REG-113: what memory a server has taken behind a request of N tokens grows with N as fit says. (Of real models the whole is within
-    10 %: bench/fit.py; these are smaller than the program.)"""
+    """REG-113: what memory a server has taken behind a request of N tokens grows with N as fit says, but for what threads, the allocator
+    and huge pages take in steps. (Of real models the whole is within 10 %: bench/fit.py; these are smaller than the program.)"""
     args = ["--threads", "1", "--cache-dir", str(cache)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("MLX_BUN_")}
     for model in (LLAMA, TINY / "gemma3"):
@@ -108,7 +109,7 @@ def test_fit_says_what_a_request_takes(cache):
                 text = json.dumps({"prompt": "a b " * words, "max_tokens": 2, "ignore_eos": True}).encode()
                 request = urllib.request.Request(url + "/v1/completions", text, {"content-type": "application/json"})
                 n = json.loads(urllib.request.urlopen(request, timeout=300).read())["usage"]["total_tokens"]
-                seen.append((n, private_bytes(p.pid)))
+                seen.append((n, rig.anonymous_bytes(p.pid)))
         finally:
             p.terminate()
             p.wait()
@@ -118,7 +119,7 @@ def test_fit_says_what_a_request_takes(cache):
             assert s["expected_bytes"] == s["report"]["total_bytes"] + s["kept_bytes"] <= s["report"]["usable_bytes"]
             assert s["scratch_bytes"] == said[0]["scratch_bytes"] > s["report"]["transient_bytes"]
         grown, predicted = seen[1][1] - seen[0][1], said[1]["expected_bytes"] - said[0]["expected_bytes"]
-        assert seen[1][0] > seen[0][0] + 100 and abs(grown - predicted) < predicted / 2, (model, seen, predicted)
+        assert seen[1][0] > seen[0][0] + 100 and abs(grown - predicted) < predicted / 2 + STEPS_BYTES, (model, seen, predicted)
 
 
 def test_fit_is_the_same_twice(cache):

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("MLX_BUN", str(ROOT / "build/mlx-bun"))
@@ -38,6 +39,15 @@ def sanitizer():
 
 SANITIZER = sanitizer()
 SANITIZED = SANITIZER is not None
+
+
+def anonymous_bytes(pid):
+    """Memory of its own that a process holds, counted page by page (RssAnon of /proc/PID/status is a counter that lags behind)."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError as e:
+        pytest.skip(f"this system does not count it: {e}")
+    return 1024 * int(re.search(r"(?m)^Anonymous:\s+(\d+) kB", text)[1])
 
 
 def has_fault_points():

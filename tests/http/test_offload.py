@@ -161,8 +161,7 @@ def enlarged(where, family, n_expert=128, width=2560):
 
 
 def anonymous_bytes(s):
-    status = open(f"/proc/{s.process.pid}/status").read()
-    return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024
+    return rig.anonymous_bytes(s.process.pid)
 
 
 @pytest.mark.skipif(rig.SANITIZED, reason="a sanitizer's own memory")
