@@ -241,10 +241,8 @@ static void gather(struct sctx *c, struct conj *j, json_t *schema, int parent, b
 
 static bool all_valid(struct sctx *c, const struct conj *j, const json_t *v)
 {
-    for (size_t i = 0; i < j->n && c->b->status == MB_OK; i++) {
-        c->undecided = false;
-        if (!schema_valid(c, j->nodes[i].schema, v, 0) && !c->undecided) return false;
-    }
+    for (size_t i = 0; i < j->n && c->b->status == MB_OK; i++)
+        if (schema_excludes(c, j->nodes[i].schema, v)) return false;
     return c->b->status == MB_OK;
 }
 

@@ -58,10 +58,7 @@ static bool none_valid(struct sctx *c, const json_t *list, json_t *s)
 {
     bool none = true, before = c->formats_unknown;
     c->formats_unknown = true;
-    for (size_t i = 0; i < json_array_size(list) && none; i++) {
-        c->undecided = false;
-        none = !schema_valid(c, s, json_array_get(list, i), 0) && !c->undecided;
-    }
+    for (size_t i = 0; i < json_array_size(list) && none; i++) none = schema_excludes(c, s, json_array_get(list, i));
     c->formats_unknown = before;
     return none && c->b->status == MB_OK;
 }

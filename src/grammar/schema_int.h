@@ -114,6 +114,7 @@ const char *format_pattern(const char *name);               /* NULL: not one tha
 struct expr *format_expr(struct build *b, const char *name); /* NULL: not one that is enforced */
 json_t *schema_negate(struct sctx *c, json_t *schema);      /* borrowed; NULL: cannot (no failure) or failure */
 bool schema_valid(struct sctx *c, json_t *schema, const json_t *value, int depth);
+bool schema_excludes(struct sctx *c, json_t *schema, const json_t *value); /* not valid, whatever is not enforced would say */
 bool schema_disjoint(struct sctx *c, json_t *x, json_t *y, int types, int depth); /* for values of these types */
 int schema_possible_types(struct sctx *c, json_t *s, int depth);
 bool json_same(const json_t *x, const json_t *y); /* equal as JSON Schema compares: 1 = 1.0 */

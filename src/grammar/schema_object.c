@@ -190,7 +190,7 @@ static bool name_allowed(struct object *o, const char *key, size_t len)
     for (size_t i = 0; i < o->j->n; i++) {
         json_t *names = json_object_get(o->j->nodes[i].schema, "propertyNames");
         json_t *name = names ? schema_own(o->c, json_stringn(key, len)) : NULL;
-        if (name && !schema_valid(o->c, names, name, 0)) return false;
+        if (name && schema_excludes(o->c, names, name)) return false;
     }
     return true;
 }

@@ -264,3 +264,9 @@ bool schema_valid(struct sctx *c, json_t *s, const json_t *v, int depth)
     else if (json_is_object(v)) ok = valid_object(c, s, v, depth);
     return ok && valid_in_place(c, s, v, depth);
 }
+
+bool schema_excludes(struct sctx *c, json_t *s, const json_t *v)
+{
+    c->undecided = false;
+    return !schema_valid(c, s, v, 0) && !c->undecided;
+}

@@ -159,6 +159,8 @@ static void test_b064_references_that_are_not_followed(void **state)
         { "{\"oneOf\":[{\"$ref\":\"%s\"},{\"type\":\"string\"}]}", "$ref", "#/oneOf/0", { "\"x\"", "7" }, { "x" } },
         { "{\"if\":{\"$ref\":\"%s\"},\"then\":{\"const\":1},\"else\":{\"const\":2},\"type\":\"integer\"}", "$ref", "#/if", { "1", "2" }, { "\"a\"" } },
         { "{\"enum\":[\"%s\",1],\"if\":{\"$ref\":\"b.json\"},\"then\":false}", "$ref", "#/if", { "1" }, { "2" } },
+        { "{\"propertyNames\":{\"not\":{\"$ref\":\"%s\"}},\"properties\":{\"a\":{}},\"required\":[\"a\"]}", "$ref", "#/propertyNames/not",
+          { "{\"a\":1}" }, { "{\"b\":1}" } },
         { "{\"$dynamicRef\":\"%s\",\"maximum\":2}", "$dynamicRef", "#", { "2" }, { "3" } },
         { "{\"properties\":{\"x\":{\"$dynamicRef\":\"#n\",\"maximum\":2}},\"$defs\":{\"a\":{\"$dynamicAnchor\":\"n\",\"type\":\"string\"},"
           "\"b\":{\"$id\":\"b\",\"title\":\"%s\",\"$dynamicAnchor\":\"n\"}}}", "$dynamicRef", "#/properties/x", { "{\"x\":2}" }, { "{\"x\":3}" } },
