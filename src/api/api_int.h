@@ -33,6 +33,16 @@ mb_status common_format(struct api_request *r, const json_t *format, const char 
 /* One more function for the list of tools that begins with "[": {"type", "function": {"name", "description", "parameters",
  * "strict"}}, of a tool whose members stand in it flat, the schema under schema_key. */
 void common_put_function(struct buf *list, const json_t *tool, struct str name, const char *schema_key);
+/* tool_choice "allowed_tools": which of the tools are there for a request. Each is asked about by the name that the model sees; then
+ * the check: a function that is allowed and that was not asked about is none of the tools, a 400 with its name. Entries of other types
+ * than function allow nothing, as such tools are left out. list NULL: all are allowed. */
+struct allowed_tools {
+    const json_t *list;
+    bool *found; /* [entries], in the request's arena */
+};
+mb_status common_allowed_init(struct allowed_tools *a, struct api_request *r, const json_t *list, mb_error *err);
+bool common_allowed(struct allowed_tools *a, const char *shown);
+mb_status common_allowed_check(const struct allowed_tools *a, mb_error *err);
 /* Does this string hold a JSON object, or nothing? *why says why it does not; no text: it is JSON of another kind. */
 bool common_holds_object(const json_t *text, mb_error *why);
 /* Thinking: the effort (a value of field `name`, may be NULL) first, then what overrides it (API-132). */

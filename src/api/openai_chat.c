@@ -97,6 +97,10 @@ static mb_status message(json_t *m, size_t i, mb_error *err)
     while (k < 4 && strcmp(role, roles[k]) != 0) k++;
     if (k == 4 || (role_v && strlen(role) != strlen(roles[k])))
         return bad(err, "messages[%zu].role must be system, developer, user, assistant or tool", i);
+    json_t *refusal = k == 2 && !field_get(m, "content") ? json_object_get(m, "refusal") : NULL; /* another model's: its text */
+    if (json_is_text(refusal) && json_object_set(m, "content", refusal) != 0) return mb_fail(err, MB_NO_MEMORY, "no memory for the request");
+    if (k == 2 && field_get(m, "function_call"))
+        return mb_fail_at(err, MB_UNSUPPORTED, "messages", "messages[%zu].function_call is not supported; send tool_calls", i);
     MB_TRY(content(m, i, k == 2 || k == 3, err));
     json_t *alias = json_object_get(m, "reasoning");
     if (json_is_text(alias) && !json_object_get(m, "reasoning_content") && json_object_set(m, "reasoning_content", alias) != 0)
@@ -127,30 +131,20 @@ static mb_status check_tools(const json_t *tools, mb_error *err)
     return MB_OK;
 }
 
-static bool names_tool(const json_t *list, const char *name)
-{
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *t = json_array_get(list, i), *fn = json_object_get(t, "function");
-        const char *is = json_string_value(json_object_get(json_is_object(fn) ? fn : t, "name"));
-        if (is && strcmp(is, name) == 0) return true;
-    }
-    return false;
-}
-
 /* allowed_tools: the others of the list are not there for this request. */
-static mb_status keep_allowed(json_t *tools, const json_t *allowed, mb_error *err)
+static mb_status keep_allowed(struct api_request *r, json_t *tools, const json_t *list, mb_error *err)
 {
+    struct allowed_tools allowed;
+    MB_TRY(common_allowed_init(&allowed, r, list, err));
     for (size_t i = json_array_size(tools); i > 0; i--) {
         const json_t *name = json_object_get(json_object_get(json_array_get(tools, i - 1), "function"), "name");
-        if (!names_tool(allowed, json_string_value(name))) json_array_remove(tools, i - 1);
+        if (!common_allowed(&allowed, json_string_value(name))) json_array_remove(tools, i - 1);
     }
-    if (json_array_size(tools) == 0 && json_array_size(allowed) > 0)
-        return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice allows none of the tools");
-    return MB_OK;
+    return common_allowed_check(&allowed, err);
 }
 
-/* "auto", "none", "required", a mode for some of the tools, or one function by name. That it is listed is checked where the tools
- * are read. */
+/* "auto", "none", "required", a mode for some of the tools, or one function by name. That allowed ones are among the tools is checked
+ * here; that the named one is, where the tools are compiled. */
 static mb_status tool_choice(struct api_request *r, json_t *list, const json_t *choice, mb_error *err)
 {
     static const struct { const char *word; enum gen_tool_choice choice; } rows[] = {
@@ -163,7 +157,7 @@ static mb_status tool_choice(struct api_request *r, json_t *list, const json_t *
         const json_t *some = json_object_get(choice, "allowed_tools"), *allowed = json_object_get(some, "tools");
         if (!json_is_array(allowed))
             return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice.allowed_tools.tools must be of type list");
-        MB_TRY(keep_allowed(list, allowed, err));
+        MB_TRY(keep_allowed(r, list, allowed, err));
         word = json_string_value(json_object_get(some, "mode"));
         if (!word) word = "auto";
         choice = NULL;
@@ -186,7 +180,9 @@ static mb_status tool_choice(struct api_request *r, json_t *list, const json_t *
 static mb_status older_form(const json_t *body, mb_error *err)
 {
     const char *word = json_string_value(field_get(body, "function_call"));
-    if (json_array_size(field_get(body, "functions")) > 0)
+    const json_t *functions = field_get(body, "functions");
+    if (functions && !json_is_array(functions)) return field_type_error("functions", "list", err);
+    if (json_array_size(functions) > 0)
         return mb_fail_at(err, MB_UNSUPPORTED, "functions", "functions is not supported; send them as tools");
     if (field_get(body, "function_call") && !(word && (strcmp(word, "none") == 0 || strcmp(word, "auto") == 0)))
         return mb_fail_at(err, MB_UNSUPPORTED, "function_call", "function_call is not supported; send tool_choice");

@@ -295,6 +295,66 @@ mb_status common_template_kwargs(struct api_request *r, const json_t *body, mb_e
     return field_text(&r->kwargs, kw, &r->gen.template_kwargs_json, err);
 }
 
+/* --- allowed tools --- */
+
+/* responses_tool_name(space, name) == shown, without making it. */
+static bool is_shown_as(const char *space, const char *name, const char *shown)
+{
+    size_t n = space ? strlen(space) : 0;
+    if (strncmp(shown, space ? space : "", n) != 0) return false;
+    shown += n;
+    bool has_end = n >= 2 && strcmp(space + n - 2, "__") == 0;
+    if (n > 0 && !has_end) {
+        if (strncmp(shown, "__", 2) != 0) return false;
+        shown += 2;
+    }
+    return strcmp(shown, name) == 0;
+}
+
+/* The name of a function, flat or within it; NULL: an entry of another type. */
+static const char *allowed_name(const json_t *entry)
+{
+    const char *type = json_string_value(json_object_get(entry, "type"));
+    const json_t *fn = json_object_get(entry, "function");
+    if (type && strcmp(type, "function") != 0) return NULL;
+    return json_string_value(json_object_get(json_is_object(fn) ? fn : entry, "name"));
+}
+
+mb_status common_allowed_init(struct allowed_tools *a, struct api_request *r, const json_t *list, mb_error *err)
+{
+    *a = (struct allowed_tools){ .list = list };
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        const char *type = json_string_value(json_object_get(entry, "type"));
+        if (!allowed_name(entry) && (!type || strcmp(type, "function") == 0))
+            return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice: entry %zu of the allowed tools has no name", i);
+    }
+    a->found = arena_alloc_array(&r->arena, json_array_size(list) + 1, sizeof *a->found);
+    return a->found ? MB_OK : mb_fail(err, MB_NO_MEMORY, "no memory for tools");
+}
+
+bool common_allowed(struct allowed_tools *a, const char *shown)
+{
+    bool any = !a->list;
+    for (size_t i = 0; i < json_array_size(a->list); i++) {
+        const json_t *entry = json_array_get(a->list, i);
+        const char *name = allowed_name(entry);
+        if (!name || !is_shown_as(json_string_value(json_object_get(entry, "namespace")), name, shown)) continue;
+        any = a->found[i] = true;
+    }
+    return any;
+}
+
+mb_status common_allowed_check(const struct allowed_tools *a, mb_error *err)
+{
+    for (size_t i = 0; i < json_array_size(a->list); i++) {
+        const char *name = allowed_name(json_array_get(a->list, i));
+        if (name && !a->found[i])
+            return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice allows %.64s, which is none of the tools", name);
+    }
+    return MB_OK;
+}
+
 /* --- all together --- */
 mb_status common_quality(struct api_request *r, const json_t *body, mb_error *err)
 {

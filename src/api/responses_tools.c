@@ -8,7 +8,7 @@
 #include "base/log.h"
 
 struct choice {
-    const json_t *allowed;   /* list of an allowed_tools choice, NULL: all */
+    struct allowed_tools allowed;
     const char *named;       /* name that the model sees, NULL */
     bool found;              /* it is among the tools */
 };
@@ -19,31 +19,6 @@ const char *responses_tool_name(struct arena *a, const char *space, const char *
     if (n == 0) return arena_strdup(a, name);
     bool has_end = n >= 2 && strcmp(space + n - 2, "__") == 0;
     return arena_printf(a, "%s%s%s", space, has_end ? "" : "__", name);
-}
-
-/* responses_tool_name(space, name) == shown, without making it. */
-static bool is_shown_as(const char *space, const char *name, const char *shown)
-{
-    size_t n = space ? strlen(space) : 0;
-    if (strncmp(shown, space ? space : "", n) != 0) return false;
-    shown += n;
-    bool has_end = n >= 2 && strcmp(space + n - 2, "__") == 0;
-    if (n > 0 && !has_end) {
-        if (strncmp(shown, "__", 2) != 0) return false;
-        shown += 2;
-    }
-    return strcmp(shown, name) == 0;
-}
-
-static bool is_allowed(const struct choice *c, const char *shown)
-{
-    if (!c->allowed) return true;
-    for (size_t i = 0; i < json_array_size(c->allowed); i++) {
-        const json_t *t = json_array_get(c->allowed, i);
-        const char *name = json_string_value(json_object_get(t, "name"));
-        if (name && is_shown_as(json_string_value(json_object_get(t, "namespace")), name, shown)) return true;
-    }
-    return false;
 }
 
 static mb_status remember(struct responses_extra *x, const char *shown, const char *space, const char *name, mb_error *err)
@@ -64,7 +39,7 @@ static mb_status function(struct api_request *r, const json_t *tool, const char 
         return mb_fail_at(err, MB_INVALID, "tools", "tools[%zu]%s.parameters must be of type dict", i, space ? ".tools[]" : "");
     const char *shown = responses_tool_name(&r->arena, space, name);
     if (!shown) return mb_fail(err, MB_NO_MEMORY, "no memory for tools");
-    if (!is_allowed(c, shown)) return MB_OK;
+    if (!common_allowed(&c->allowed, shown)) return MB_OK;
     if (c->named && strcmp(c->named, shown) == 0) c->found = true;
     if (space) MB_TRY(remember(r->priv, shown, space, name, err));
     common_put_function(&r->tools, tool, str_of(shown), "parameters");
@@ -118,8 +93,9 @@ static mb_status read_choice(struct api_request *r, const json_t *v, struct choi
     if (!type) return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice must be a string or an object with a type");
     if (strcmp(type, "allowed_tools") == 0) {
         const char *mode = json_string_value(field_get(v, "mode"));
-        c->allowed = json_object_get(v, "tools");
-        if (!json_is_array(c->allowed)) return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice.tools must be of type list");
+        const json_t *list = json_object_get(v, "tools");
+        if (!json_is_array(list)) return mb_fail_at(err, MB_INVALID, "tool_choice", "tool_choice.tools must be of type list");
+        MB_TRY(common_allowed_init(&c->allowed, r, list, err));
         return choice_word(r, mode ? mode : "auto", err);
     }
     if (strcmp(type, "function") != 0)
@@ -145,6 +121,7 @@ mb_status responses_tools(struct api_request *r, const json_t *body, mb_error *e
     MB_TRY(read_choice(r, field_get(body, "tool_choice"), &c, err));
     buf_append_char(&r->tools, '[');
     for (size_t i = 0; i < json_array_size(list); i++) MB_TRY(tool(r, json_array_get(list, i), i, &c, err));
+    MB_TRY(common_allowed_check(&c.allowed, err));
     bool any = r->tools.len > 1;
     buf_append_char(&r->tools, ']');
     MB_TRY(buf_status(&r->tools, "tools", err));

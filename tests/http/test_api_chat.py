@@ -285,7 +285,8 @@ def test_api065_allowed_tools(thinker):
         return thinker.ok(CHAT, {**body, "max_tokens": 1, **f})["usage"]["prompt_tokens"]
 
     assert length(tool_choice=some("auto", "aa", "bb")) == length(tools=tools[:2])
-    thinker.refused(CHAT, {**body, "tool_choice": some("auto", "zz")}, "allows none of the tools")
+    for names in (["zz"], ["aa", "zz"]):
+        thinker.refused(CHAT, {**body, "tool_choice": some("auto", *names)}, "tool_choice allows zz, which is none of the tools")
     thinker.refused(CHAT, {**body, "tool_choice": some("never", "aa")}, "tool_choice must be")
     thinker.refused(CHAT, {**body, "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.allowed_tools.tools")
 
@@ -295,6 +296,10 @@ def test_older_form_of_tools(llama):
     f = {"name": "f", "parameters": {"type": "object"}}
     llama.refused(CHAT, {"messages": HELLO, "functions": [f]}, "functions is not supported; send them as tools")
     llama.refused(CHAT, {"messages": HELLO, "function_call": {"name": "f"}}, "function_call is not supported; send tool_choice")
+    llama.refused(CHAT, {"messages": HELLO, "functions": {"f": f}}, "functions must be of type list")
+    said = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    llama.refused(CHAT, {"messages": [*HELLO, said, *HELLO]}, "messages[1].function_call is not supported; send tool_calls")
+    llama.chat(messages=[*HELLO, {"role": "assistant", "content": "a", "function_call": None}, *HELLO])
     llama.chat(functions=[], function_call="auto")
     llama.chat(functions=None, function_call=None)
 
@@ -305,6 +310,8 @@ def test_refusal_in_a_history(llama):
         return llama.chat(messages=[*HELLO, {"role": "assistant", "content": [part]}, *HELLO], max_tokens=1)["usage"]["prompt_tokens"]
 
     assert length({"type": "refusal", "refusal": "I will not"}) == length({"type": "text", "text": "I will not"})
+    flat = [*HELLO, {"role": "assistant", "content": None, "refusal": "I will not"}, *HELLO]
+    assert llama.chat(messages=flat, max_tokens=1)["usage"]["prompt_tokens"] == length({"type": "text", "text": "I will not"})
     llama.refused(CHAT, {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "content[0].refusal must be of type str")
 
 

@@ -223,6 +223,8 @@ def test_tool_choice(server):
     for bad in ("maybe", {}, {"type": "web_search"}, {"type": "function", "name": "nope"}, {"type": "function"}, {"type": "allowed_tools"}):
         server.refused(RESPONSES, {"input": "a", "tools": [TOOL], "tool_choice": bad}, "tool_choice")
     server.refused(RESPONSES, {"input": "a", "tool_choice": "required"}, "tool_choice")
+    only["tools"].append({"type": "function", "name": "zz"})
+    server.refused(RESPONSES, {"input": "a", "tools": [other, TOOL], "tool_choice": only}, "tool_choice allows zz, which is none of the tools")
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "pick"}])
