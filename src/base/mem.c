@@ -116,7 +116,10 @@ void *arena_alloc(struct arena *a, size_t size_bytes)
     size_t size = size_bytes ? size_bytes : 1;
     if (size > SIZE_MAX - ARENA_ALIGN) goto fail;
     size = (size + ARENA_ALIGN - 1) & ~(size_t)(ARENA_ALIGN - 1);
-    if (a->limit_bytes && (a->used_bytes > a->limit_bytes || size > a->limit_bytes - a->used_bytes)) goto fail;
+    if (a->limit_bytes && (a->used_bytes > a->limit_bytes || size > a->limit_bytes - a->used_bytes)) {
+        a->over_limit = true;
+        goto fail;
+    }
     struct arena_block *block = block_for(a, size);
     if (!block) goto fail;
     void *p = block->data + block->used;

@@ -25,6 +25,7 @@ struct arena {
     size_t used_bytes;        /* handed out, all blocks */
     size_t limit_bytes;       /* 0 = none */
     bool failed;              /* an allocation failed or passed the limit */
+    bool over_limit;          /* it was the limit */
 };
 
 void arena_init(struct arena *a, size_t limit_bytes);

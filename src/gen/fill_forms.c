@@ -308,16 +308,27 @@ static bool find_where(struct trials *t, const struct gen_prompt *prompt)
     return tool_family_has_bare(r->family) && find_bare(t);
 }
 
+/* A limit was reached: nothing is filled, the request goes on. True lack of memory is an error. trials: may be NULL. */
+static mb_status lost(struct gen_stream *s, const struct arena *trials, mb_error *err)
+{
+    bool none = (s->arena.failed && !s->arena.over_limit) || (trials && trials->failed && !trials->over_limit);
+    if (none) return mb_fail(err, MB_NO_MEMORY, "no memory for the forms of calls");
+    s->arena.failed = s->arena.over_limit = false;
+    s->fill.sign = NULL;
+    return MB_OK;
+}
+
 mb_status fill_prepare(struct gen_stream *s, const struct gen_prompt *prompt, mb_error *err)
 {
     const struct tool_set *set = &s->tools;
     struct fill_plan *p = &s->fill;
     struct arena a;
     struct trials t = { .s = s, .a = &a };
+    if (s->arena.failed) return mb_fail(err, MB_NO_MEMORY, "no memory for the request");
     if (!fill_wanted(s) || set->n == 0 || set->n > MAX_TOOLS || !render_knows_calls(s->g->text)) return MB_OK;
     p->forms = arena_alloc_array(&s->arena, set->n * MAX_HEADS + MAX_HEADS, sizeof *p->forms);
     p->ends = arena_alloc_array(&s->arena, set->n, sizeof *p->ends);
-    if (!p->forms || !p->ends) return mb_fail(err, MB_NO_MEMORY, "no memory for the forms of calls");
+    if (!p->forms || !p->ends) return lost(s, NULL, err);
     arena_init(&a, TRIAL_BYTES * (set->n + 1));
     bool ok = find_where(&t, prompt);
     for (size_t i = 0; i < set->n && ok; i++) {
@@ -325,8 +336,8 @@ mb_status fill_prepare(struct gen_stream *s, const struct gen_prompt *prompt, mb
         if (ok && p->ends[p->n_ends].open.ptr) p->n_ends++;
     }
     if (ok && p->where == FILL_HEADER) ok = add_other_heads(&t);
-    bool lost = a.failed || s->arena.failed;
-    arena_free(&a);
     if (!ok) p->sign = NULL; /* a tool whose calls are not known may be meant by any beginning */
-    return lost ? mb_fail(err, MB_NO_MEMORY, "no memory for the forms of calls") : MB_OK;
+    mb_status st = a.failed || s->arena.failed ? lost(s, &a, err) : MB_OK;
+    arena_free(&a);
+    return st;
 }
