@@ -3,8 +3,9 @@
  *
  * A cell is a way to run (tier, KV format, requests together). `--run speed` measures the one that the flags say, alone
  * and with --batch requests; `--run features` all cells in one go (CFG-206); `--run recipes` the ways to run that the reference
- * recommends, and mlx_lm.server's own (ENG-265..269, CFG-122); what of them this version does not have is named, not left out. Prompts are made-up ids, another one each
- * time, so that nothing comes from the prompt cache; end tokens are ignored. Each figure is the median of --repeat rounds.
+ * recommends, and mlx_lm.server's own (ENG-265..269, CFG-122); what of them this version or this machine cannot run is named, not
+ * left out. Prompts are made-up ids, another one each time, so that nothing comes from the prompt cache; end tokens are ignored.
+ * Each figure is the median of --repeat rounds.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@
 #include "cli/fit.h"
 
 #define ROUNDS_MAX 100
+
+#define TOKENS 128 /* generated, when nobody says a number */
 
 struct cell {
     const char *tier, *kv;
@@ -299,7 +302,8 @@ static void add_not_run(struct bench *b, const struct recipe *r, const char *why
     if (!b->f->json.b) printf("  not run: %s%s%s: %s\n", r->name, r->kv ? ", KV " : "", r->kv ? r->kv : "", why);
 }
 
-static mb_status run_recipe(struct bench *b, const struct recipe *r, const char *tier, const char *kv, mb_error *err)
+static mb_status run_recipe(struct bench *b, const struct recipe *r, const char *tier, const char *kv, mb_status *failed,
+                            mb_error *err)
 {
     struct cell c = { r->tier ? r->tier : tier, r->kv ? r->kv : kv, r->batch, r->name, r->tight };
     if (r->elsewhere) {
@@ -307,8 +311,9 @@ static mb_status run_recipe(struct bench *b, const struct recipe *r, const char 
         return MB_OK;
     }
     mb_status st = run_cell(b, &c, err);
-    if (!r->kv || st != MB_UNSUPPORTED) return st;
-    add_not_run(b, r, err->text); /* a format of keys and values that this version does not have */
+    if (st != MB_UNSUPPORTED && st != MB_NO_MEMORY && st != MB_INVALID && st != MB_CONTEXT_OVER_BUDGET) return st;
+    add_not_run(b, r, err->text); /* this version has no such format, or it does not fit here: the others may */
+    *failed = st;
     return MB_OK;
 }
 
@@ -317,14 +322,15 @@ static mb_status run_recipes(struct bench *b, mb_error *err)
     mb_options opt;
     struct mb_open_extra x;
     int32_t n_tokens = b->n_tokens;
+    mb_status failed = MB_OK;
     MB_TRY(model_options(b->f, &opt, &x, err));
     for (size_t i = 0; i < sizeof recipes / sizeof recipes[0]; i++) {
         const struct recipe *r = &recipes[i];
         b->n_tokens = r->n_tokens && !b->f->tokens.given ? r->n_tokens : n_tokens;
-        MB_TRY(run_recipe(b, r, opt.tier, opt.kv, err));
+        MB_TRY(run_recipe(b, r, opt.tier, opt.kv, &failed, err));
     }
     b->n_tokens = n_tokens;
-    return MB_OK;
+    return b->rows.len == 0 ? failed : MB_OK; /* none was measured: err has the last reason */
 }
 
 static mb_status run_speed(struct bench *b, int32_t batch, mb_error *err)
@@ -364,7 +370,7 @@ static mb_status print_json(const struct bench *b, mb_error *err)
 mb_status cmd_benchmark(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
 {
     char path[MODEL_PATH_MAX];
-    struct bench b = { .f = f, .path = path, .n_prompt = (int32_t)f->prompt_tokens.i, .n_tokens = (int32_t)f->tokens.i,
+    struct bench b = { .f = f, .path = path, .n_prompt = (int32_t)f->prompt_tokens.i, .n_tokens = f->tokens.given ? (int32_t)f->tokens.i : TOKENS,
                        .n_rounds = (int32_t)f->repeat.i };
     bool features = strcmp(f->run.s, "features") == 0, by_recipe = strcmp(f->run.s, "recipes") == 0;
     (void)exit_status;

@@ -18,9 +18,10 @@ struct report {
     struct prove p;
     struct prove_result ref;
     int32_t n_each, n_each_portable;
-    bool json, any_different;
+    bool json;
     const char *only;  /* lines with this in their names; NULL: all */
-    int32_t n_lines;
+    int32_t n_identical, n_different, n_skipped;
+    char skipped[160];  /* why the last one was */
     struct buf lines; /* JSON */
 };
 
@@ -34,7 +35,6 @@ static void line_print(struct report *r, const char *axis, const struct prove_re
                        const char *reason)
 {
     char digest[24] = "-";
-    r->n_lines++;
     int32_t n = got ? 2 * got->n_each : 0;
     if (got) snprintf(digest, sizeof digest, "%016llx", (unsigned long long)prove_digest(got));
     if (r->json) {
@@ -54,12 +54,14 @@ static void line_print(struct report *r, const char *axis, const struct prove_re
 static void line_compare(struct report *r, const char *axis, const struct prove_result *got)
 {
     bool same = prove_same(&r->ref, got);
-    if (!same) r->any_different = true;
+    *(same ? &r->n_identical : &r->n_different) += 1;
     line_print(r, axis, got, same ? "identical" : "DIFFERENT", NULL);
 }
 
 static void line_skip(struct report *r, const char *axis, const char *reason)
 {
+    r->n_skipped++;
+    snprintf(r->skipped, sizeof r->skipped, "%.159s", reason);
     line_print(r, axis, NULL, "skipped", reason);
 }
 
@@ -255,16 +257,22 @@ static mb_status lines_all(struct report *r, mb_error *err)
     MB_TRY(lines_levels(r, err));
     MB_TRY(lines_devices(r, err));
     MB_TRY(line_fresh(r, "after a restart", &restart, r->n_each, err));
-    if (r->n_lines > 0) return MB_OK;
+    if (r->n_identical + r->n_different > 0) return MB_OK;
+    if (r->n_skipped > 0)
+        return mb_fail(err, MB_UNSUPPORTED, "nothing was compared, all %d lines were skipped: %s", (int)r->n_skipped, r->skipped);
     return mb_fail_at(err, MB_INVALID, "only", "no line of prove has %.64s in its name; prove without --only shows them all", r->only);
 }
 
 static void set_lengths(struct report *r, const struct flags *f)
 {
-    r->n_each = f->tokens.given ? (int32_t)f->tokens.i / 2 : f->full.b ? EACH_FULL : EACH_QUICK;
+    r->n_each = f->tokens.given ? (int32_t)(f->tokens.i + 1) / 2 : f->full.b ? EACH_FULL : EACH_QUICK;
     r->n_each_portable = f->full.b ? EACH_PORTABLE_FULL : EACH_PORTABLE;
     int32_t room = r->p.n_context - r->p.n_prompt - 1;
-    if (r->n_each > room) r->n_each = room > 1 ? room : 1;
+    if (r->n_each > room) {
+        r->n_each = room > 1 ? room : 1;
+        fprintf(stderr, "the model's context of %d tokens leaves room for %d tokens a line, half at each of two temperatures\n",
+                (int)r->p.n_context, 2 * (int)r->n_each);
+    }
     if (r->n_each_portable > r->n_each) r->n_each_portable = r->n_each;
 }
 
@@ -275,11 +283,18 @@ static mb_status print_json(struct report *r, mb_error *err)
     buf_init(&b, 0);
     buf_append_str(&b, "{\"model\":");
     json_write_string(&b, r->p.path, strlen(r->p.path));
-    buf_printf(&b, ",\"identical\":%s,\"lines\":[%s]}\n", r->any_different ? "false" : "true", r->lines.data);
+    buf_printf(&b, ",\"identical\":%s,\"lines\":[%s]}\n", r->n_different ? "false" : "true", r->lines.data);
     mb_status st = buf_status(&b, "the report", err);
     if (st == MB_OK) fwrite(b.data, 1, b.len, stdout);
     buf_free(&b);
     return st;
+}
+
+static void print_end(const struct report *r)
+{
+    if (r->n_different) printf("DIFFERENT on %d lines: the same request gave other bits; please report it; ", (int)r->n_different);
+    else printf("the same bits on every line: ");
+    printf("%d line%s identical, %d skipped\n", (int)r->n_identical, r->n_identical == 1 ? "" : "s", (int)r->n_skipped);
 }
 
 mb_status cmd_prove(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
@@ -294,9 +309,8 @@ mb_status cmd_prove(const struct flags *f, const char *const *pos, int n_pos, in
         st = lines_all(&r, err);
     }
     if (st == MB_OK && r.json) st = print_json(&r, err);
-    if (st == MB_OK && r.any_different) *exit_status = 1;
-    if (st == MB_OK && !r.json)
-        printf("%s\n", r.any_different ? "DIFFERENT: the same request gave other bits; please report it" : "the same bits on every line");
+    if (st == MB_OK && r.n_different) *exit_status = 1;
+    if (st == MB_OK && !r.json) print_end(&r);
     prove_result_free(&r.ref);
     prove_free(&r.p);
     buf_free(&r.lines);

@@ -73,6 +73,16 @@ def test_eng265_recipes():
     assert "mlx_lm.server's policy" in text and "not run: never-lagging interface: --isolate" in text
 
 
+def test_recipes_that_do_not_fit_are_named():
+    """A recipe that this machine or this model's context cannot hold is listed with the reason, the others are measured; when nothing
+    was, the verb fails."""
+    args = ["--run", "recipes", "--repeat", "1", "--prompt-tokens", "8", "--threads", "1"]
+    c = json.loads((Path(LLAMA) / "config.json").read_text())["max_position_embeddings"]
+    got = json.loads(run("benchmark", LLAMA, *args, "--prompt-tokens", c - 300, "--json").stdout)
+    assert "mlx_lm.server's policy" in [r["recipe"] for r in got["not_run"]] and "single user" in [r["recipe"] for r in got["rows"]]
+    assert "--prompt-tokens" in run("benchmark", LLAMA, *args, "--prompt-tokens", c + 1, status=2).stderr
+
+
 def test_benchmark_prints_a_table():
     out = run("benchmark", LLAMA, *SMALL).stdout
     assert "tok/s" in out and "median of 2" in out
