@@ -86,12 +86,12 @@ static __device__ __forceinline__ uint32_t code(const uint32_t *row, int bits, i
 }
 
 /* 2^e with the row's largest bound in [2^top, 2^(top + 1)) after division; 1 where that makes no sense. Q4: -6, so that scales over 2^-24
- * (kernels_dev.cuh) stay below 2^16: values are then to 2^-19 of the row's largest, or to 11 bits where that is less. Else 13. */
-static __device__ float row_power(float most, int top)
+ * (kernels_dev.cuh) stay below 2^16: values are then to 2^-19 of the row's largest, or to 11 bits where that is less. Else 13. e is at least `least`. */
+static __device__ float row_power(float most, int top, int least)
 {
     if (!(most > 0.0f) || most > 3.0e38f) return 1.0f;
     int e = ilogbf(most) - top;
-    e = e < -120 ? -120 : e > 120 ? 120 : e;
+    e = e < least ? least : e > 120 ? 120 : e;
     return ldexpf(1.0f, e);
 }
 
@@ -138,7 +138,8 @@ static __global__ void pack_kernel(struct pack_args a)
     }
     __syncthreads();
     if (t < 16) {
-        power[t] = row_power(__uint_as_float(most[t]), a.format == CK_Q4 ? -6 : 13);
+        /* Q4: CK_Q4_SCALE over the power is at most 2^127 */
+        power[t] = a.format == CK_Q4 ? row_power(__uint_as_float(most[t]), -6, t & 8 ? -107 : -103) : row_power(__uint_as_float(most[t]), 13, -120);
         a.row_scale[a.row0 + tile_row * 16 + t] = power[t];
     }
     __syncthreads();
