@@ -193,6 +193,38 @@ static void test_what_cannot_be_split_is_named(void **state)
     }
 }
 
+static int inputs_in_rows(const struct ck_ctx *c, int m)
+{
+    (void)c;
+    (void)m;
+    return CK_X_ROWS;
+}
+
+/* Parts are pushed only where every rank has one: a rank that sends nothing would let the others run ahead of it. */
+static void test_pushes_need_a_part_of_every_rank(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        int32_t n_pushed = 0, n_met = 0;
+        mb_error err = { 0 };
+        struct bare *b = bare_open(FAMILIES[i], 4);
+        struct cuda_library lib = { .x_layout_for = inputs_in_rows };
+        if (ranks_split(&b->all, &err) != MB_OK) fail_msg("%s: %s", FAMILIES[i], err.text);
+        b->ranks[0].lib = &lib;
+        b->group.comm.inbox[0] = b;
+        for (int32_t k = 0; k < b->all.n_joins; k++) {
+            const struct rank_join *j = &b->all.joins[k];
+            bool every = true, takes = ranks_trade_takes(&b->all, j, 1);
+            for (int r = 0; r < 4; r++) every = every && j->part[r].n > 0;
+            if (takes && !every) fail_msg("%s: join %d is pushed, and a rank has no part of it", FAMILIES[i], (int)k);
+            n_pushed += takes;
+            n_met += !every;
+        }
+        assert_true(n_pushed > 0 && n_met > 0); /* 1 or 2 KV heads: ranks without one */
+        bare_close(b);
+    }
+}
+
 /* Without NCCL the text says what it is and where to get it. */
 static void test_no_nccl_is_told_with_a_remedy(void **state)
 {
@@ -390,6 +422,23 @@ static void test_ranks_and_widths_change_no_bit(void **state)
     if (model && more) check_widths(model, more);
 }
 
+/* Fewer KV heads than ranks: on cards of their own, where parts are pushed, and on one card. A rank has no columns of attention. */
+static void test_ranks_without_a_head_change_no_bit(void **state)
+{
+    static const char *const families[] = { "gemma3", "qwen2", "smollm3" };
+    const char *more = getenv("MLX_BUN_TEST_DEVICES");
+    NEEDS_GPU();
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
+        struct run r;
+        run_open(&r, "cuda", families[i]);
+        assert_int_equal(model_plan_get(r.model)->kinds[0].n_head_kv, 1);
+        run_close(&r);
+        check_widths(families[i], SHARED[0]);
+        if (more) check_chunks(families[i], more);
+        if (more) check_widths(families[i], more);
+    }
+}
+
 static void test_refused_at_load(void **state)
 {
     NEEDS_GPU();
@@ -407,6 +456,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names_of_ranks),           cmocka_unit_test(test_shares_cover_all_rows),
         cmocka_unit_test(test_plans_have_every_column_once), cmocka_unit_test(test_what_cannot_be_split_is_named),
+        cmocka_unit_test(test_pushes_need_a_part_of_every_rank), cmocka_unit_test(test_ranks_without_a_head_change_no_bit),
         cmocka_unit_test(test_no_nccl_is_told_with_a_remedy), cmocka_unit_test(test_ranks_change_no_bit),
         cmocka_unit_test(test_ranks_and_widths_change_no_bit), cmocka_unit_test(test_refused_at_load),
     };

@@ -34,7 +34,8 @@ void ranks_trade_close(struct comm *c)
 
 static int32_t unit_of(const struct rank_join *j) { return j->is_input ? 4 : 2; }
 
-/* A join that only rank 0 reads is no meeting, which an inbox needs: it goes the other way. */
+/* A join that only rank 0 reads is no meeting, which an inbox needs, and neither is one in which a rank has nothing to send: the others
+ * would not know that it has read what they sent before. Both go the other way. */
 bool ranks_trade_takes(const struct rank_plans *p, const struct rank_join *j, int32_t m)
 {
     const struct rank_group *g = p->group;
@@ -42,7 +43,7 @@ bool ranks_trade_takes(const struct rank_plans *p, const struct rank_join *j, in
     if (!g->comm.inbox[0] || g->comm.no_trade || j->first_only) return false;
     if (j->is_input && g->rank[0]->lib->x_layout_for(&g->rank[0]->ctx, m) != CK_X_ROWS) return false;
     for (int r = 0; r < g->n; r++)
-        if (j->part[r].first % unit != 0 || j->part[r].n % unit != 0 || (int64_t)m * (j->part[r].n / unit) > ROOM) return false;
+        if (j->part[r].n == 0 || j->part[r].first % unit != 0 || j->part[r].n % unit != 0 || (int64_t)m * (j->part[r].n / unit) > ROOM) return false;
     return true;
 }
 

@@ -181,8 +181,9 @@ struct cs_join_input {          /* the same for linear inputs: all of one layout
 int cs_join_input(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
 
 /* The same in one launch for few tokens, of floats or of linear inputs in rows: every rank writes its part into the others' memory,
- * 8 bytes and the number of the exchange beside them in each packet, and takes theirs from its own as they come. It is a meeting too:
- * nobody ends before all have begun. Units of 8 bytes: 2 floats, 4 values of an input. Ranks call it the same number of times. */
+ * 8 bytes and the number of the exchange beside them in each packet, and takes theirs from its own as they come. Every rank
+ * sends something (units > 0), so it is a meeting too: nobody ends before all have begun, and nobody is two exchanges ahead, which would
+ * write over what has not been read. Units of 8 bytes: 2 floats, 4 values of an input. Ranks call it the same number of times. */
 struct cs_trade {
     int32_t rank, n, m, add;
     const void *part;               /* this rank's, [m][ld_part] */
