@@ -114,9 +114,9 @@ static mb_status read_qwen_windows(struct model_spec *s, const json_t *c, mb_err
 {
     bool use = false;
     int32_t first = 0, window = 0;
-    const json_t *types = json_object_get(c, "layer_types");
+    const json_t *types = json_object_get(c, "layer_types"), *said = json_object_get(c, "sliding_window");
     MB_TRY(config_bool_or(c, "use_sliding_window", false, &use, err));
-    if (!use || (types && !json_is_null(types))) return MB_OK;
+    if (!use || (types && !json_is_null(types)) || json_is_null(said)) return MB_OK; /* null: no window, whatever the other key says */
     MB_TRY(config_int_or(c, "sliding_window", 4096, 1, 1 << 26, &window, err));
     MB_TRY(config_int_or(c, "max_window_layers", 28, 0, 1 << 20, &first, err));
     for (int i = first; i < s->n_layer; i++) {

@@ -74,6 +74,11 @@ def windows_that_are_not_used(c):
     c.update(use_sliding_window=False, sliding_window=16, max_window_layers=1, layer_types=["full_attention"] * c["num_hidden_layers"])
 
 
+def windows_that_are_null(c):
+    c.pop("layer_types", None)
+    c.update(use_sliding_window=True, sliding_window=None, max_window_layers=0)
+
+
 def heads_unsaid(c):
     assert c["head_dim"] * c["num_attention_heads"] == c["hidden_size"]
     c["head_dim"] = None
@@ -108,7 +113,8 @@ def with_nulls(c):
 @pytest.mark.parametrize("family, change", [
     ("llama", rope_in_one), ("llama", old_type_key), ("llama", both_type_keys), ("llama", heads_unsaid), ("llama", one_quantisation_key),
     ("llama", many_ends), ("gemma3", rope_by_layer), ("gemma3", one_quantisation_key), ("olmo3", rope_by_layer), ("olmo3", rope_in_one),
-    ("qwen2", windows_that_are_not_used), ("qwen3", windows_that_are_not_used), ("qwen3", one_quantisation_key),
+    ("qwen2", windows_that_are_not_used), ("qwen3", windows_that_are_not_used), ("qwen2", windows_that_are_null),
+    ("qwen3", windows_that_are_null), ("qwen3", one_quantisation_key),
     ("qwen3", other_quantisation_key), ("qwen3", with_nulls), ("smollm3", with_nulls),
     ("qwen3_5", unnested),
 ])
