@@ -184,6 +184,12 @@ static mb_status check_room(const struct engine_load *opt, const struct ops *ops
     if (!ops->memory_free || model_size_estimate(&size, opt->dir, mo, &why) != MB_OK) return MB_OK;
     size_t free_bytes = ops->memory_free(dev), need = size.weight_bytes + size.scratch_bytes;
     if (need <= free_bytes) return MB_OK;
+    struct device_options asked = { .n_ranks = 1 };
+    const struct ops *same;
+    if (ops_parse(opt->device, &same, &asked, &why) == MB_OK && asked.n_ranks > 1)
+        return mb_fail_at(err, MB_NO_MEMORY, "device", "%s: each rank's share of this model's weights and scratch takes up to %.1f GB, %.1f GB are free: "
+                          "split it over more GPUs than these %d (--devices), or use --device cpu", ops->device_describe(dev), (double)need / 1e9,
+                          (double)free_bytes / 1e9, asked.n_ranks);
     return mb_fail_at(err, MB_NO_MEMORY, "device", "%s: the weights and scratch of this model take %.1f GB there, %.1f GB are free: split it over more GPUs "
                       "(--devices cuda:0,1), or use --device cpu", ops->device_describe(dev), (double)need / 1e9, (double)free_bytes / 1e9);
 }
