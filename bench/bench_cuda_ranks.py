@@ -1,11 +1,12 @@
 """bench_cuda_ranks.py: decode and prefill of large shapes on one GPU and on several, with the exchanges' share of a step.
 
-    bench/bench_cuda_ranks.py [--tool build/cuda_ranks] [--devices cuda:0 cuda:0,1] [--shapes 8b,70b] [--tmp DIR] [--out FILE]
+    bench/bench_cuda_ranks.py [--tool build/cuda_ranks] [--devices cuda:0 cuda:0,1 cuda:0,1+meet] [--shapes 8b,70b] [--tmp DIR] [--out FILE]
     bench/bench_cuda_ranks.py --shapes larger          a model that no single card holds: refused by one, the same bits on two
     bench/bench_cuda_ranks.py --make SHAPE DIR         only make the checkpoint
 
 Random 4-bit checkpoints of real shapes are made on the spot (bench_cuda.py's), in DIR (44 GB for the largest). bench/cuda_ranks.c
-measures; the digest of its logits must be the same on all devices. `larger` is the 70B shape with 88 layers in mxfp4, which a card
+measures; the digest of its logits must be the same on all devices. `+meet` behind a device: without pushes (ranks_trade.c). Ratios are
+over `cuda:0`, where it is the first device. `larger` is the 70B shape with 88 layers in mxfp4, which a card
 holds as 16-bit floats: 155 GB. Adds its rows to FILE, by default bench/results/cuda-x2-latest.json, in place of those of the same
 shape. `make build/cuda_ranks` builds the tool. Needs numpy; NCCL for devices that name it (docs/cuda.md).
 """
@@ -30,13 +31,15 @@ def make(name, folder):
 def measure(args, name, folder):
     rows = []
     for device in args.devices:
-        p = subprocess.run([args.tool, folder, device], capture_output=True, text=True, timeout=args.timeout)
+        command = [args.tool, folder, device.removesuffix("+meet")] + ["meet"] * device.endswith("+meet")
+        p = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
         if p.returncode != 0:
             print(name, device, "failed:", p.stderr, flush=True)
             continue
         row = {"shape": name, "devices": device, "date": args.date, "commit": args.commit, **json.loads(p.stdout)}
         if rows:
             row["same_bits"] = row["digest"] == rows[0]["digest"]
+        if rows and (rows[0]["devices"] == "cuda:0" or name == "larger"):  # no card holds the larger: over the first that ran
             for key in [k for k in row if k.endswith("tok_s")]:
                 row[f"{key}_ratio"] = round(row[key] / rows[0][key], 3)
                 if (name, key) in BARS and device == "cuda:0,1":
@@ -76,7 +79,7 @@ def main():
     out = Path(args.out)
     result = json.loads(out.read_text()) if out.exists() else {"rows": []}
     for name in args.shapes.split(","):
-        args.devices = asked or ["cuda:0"] * (name != "larger") + ["cuda:0,1", "cuda:0,1/nccl"]
+        args.devices = asked or ["cuda:0"] * (name != "larger") + ["cuda:0,1", "cuda:0,1/nccl"] + ["cuda:0,1+meet"] * (name != "larger")
         with tempfile.TemporaryDirectory(dir=args.tmp) as d:
             folder = Path(args.made) / name if args.made else Path(d)
             if not args.made:
