@@ -3,7 +3,7 @@
     bench/soak.py MODEL [--mlx-bun build/mlx-bun] [--device cuda] [--streams 64] [--seconds 300] [--out FILE] [--serve-flags "..."]
 
 Every stream asks for a completion of random length behind a random prompt and, when it has ended, for the next one. Fails (exit
-status 1) when a request fails, when the server ends, or when its private memory after the run is more than 64 MB above that
+status 1, FILE is written all the same) when a request fails, when the server ends, or when its private memory after the run is more than 64 MB above that
 after a minute. Writes FILE: first token and gaps between tokens (50, 99 of 100, most; each minute by itself), tokens a second,
 private memory every ten seconds, with date and commit. Needs numpy.
 """
@@ -13,6 +13,7 @@ import datetime
 import http.client
 import json
 import multiprocessing
+import queue as queues
 import random
 import re
 import shlex
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = "wind harbour light seven keeper rope tide letter stone north grey paper lamp engine salt bell".split()
 WORKERS = 8
 LIMIT_MB = 64
+GRACE = 90  # seconds that the last request of a stream may take beyond the end
 
 
 class Tally:
@@ -86,16 +88,25 @@ def stream(port, seed, start, end, tally):
 
 def worker(port, seeds, start, end, queue):
     tallies = [Tally() for _ in seeds]
-    threads = [threading.Thread(target=stream, args=(port, s, start, end, t)) for s, t in zip(seeds, tallies)]
+    threads = [threading.Thread(target=stream, args=(port, s, start, end, t), daemon=True) for s, t in zip(seeds, tallies)]
     for t in threads:
         t.start()
     for t in threads:
-        t.join()
+        t.join(max(0.0, end + GRACE - time.monotonic()))
+    for s, t, tally in zip(seeds, threads, tallies):
+        if t.is_alive():
+            tally.errors.append(f"stream {s} has not ended")
     queue.put(tallies)
 
 
 def private_mb(pid):
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    """None: there is no such process any more, or it waits for its parent."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return None
+    if "Private_Clean" not in text:
+        return None
     return round(sum(int(n) for n in re.findall(r"^Private_(?:Clean|Dirty|Hugetlb): +(\d+)", text, re.M)) / 1024, 1)
 
 
@@ -104,7 +115,7 @@ def get(port, path):
     try:
         c.request("GET", path)
         return c.getresponse().status
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return 0
     finally:
         c.close()
@@ -134,22 +145,43 @@ def of(seconds, when=None):
 
 
 def load(port, pid, args):
-    """Drive the streams; tallies and [seconds, private MB]."""
+    """Drive the streams; tallies, [seconds, private MB] and what went wrong."""
     start = time.monotonic()
     end = start + args.seconds
     queue = multiprocessing.Queue()
     n = min(WORKERS, args.streams)
-    processes = [multiprocessing.Process(target=worker, args=(port, range(i, args.streams, n), start, end, queue)) for i in range(n)]
+    processes = [multiprocessing.Process(target=worker, args=(port, range(i, args.streams, n), start, end, queue), daemon=True) for i in range(n)]
     for p in processes:
         p.start()
-    memory = []
+    tallies, memory, wrong = [], [], []
     for at in range(10, args.seconds + 1, 10):
         time.sleep(max(0.0, start + at - time.monotonic()))
-        memory.append([at, private_mb(pid)])
-    tallies = [t for _ in processes for t in queue.get()]
+        mb = private_mb(pid)
+        if mb is None:
+            wrong.append(f"{at} s: the server has ended")
+            break
+        memory.append([at, mb])
+    for _ in processes:
+        try:
+            tallies += queue.get(timeout=max(1.0, end + GRACE + 10 - time.monotonic()))
+        except queues.Empty:
+            wrong.append("a process of streams gave no result")
     for p in processes:
-        p.join()
-    return tallies, memory
+        p.join(5)
+        if p.is_alive():
+            p.kill()
+            p.join()
+    return tallies, memory, wrong
+
+
+def stop(server):
+    """Its exit status; killed when it does not end by itself."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        return server.wait(30)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        return server.wait()
 
 
 def main():
@@ -169,16 +201,15 @@ def main():
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         port = wait_until_ready(server)
-        tallies, memory = load(port, server.pid, args)
+        tallies, memory, wrong = load(port, server.pid, args)
         alive = get(port, "/health") == 200
     finally:
-        server.send_signal(signal.SIGTERM)
-        status = server.wait(30)
-    errors = [e for t in tallies for e in t.errors]
+        status = stop(server)
+    errors = wrong + [e for t in tallies for e in t.errors]
     after_minute = next((mb for at, mb in memory if at >= 60), memory[0][1] if memory else 0)
     growth = round(memory[-1][1] - after_minute, 1) if memory else 0.0
     tokens = sum(t.tokens for t in tallies)
-    joined = {k: np.concatenate([np.asarray(getattr(t, k)) for t in tallies]) for k in ("first", "gaps", "when_first", "when_gap")}
+    joined = {k: np.concatenate([np.empty(0), *(np.asarray(getattr(t, k)) for t in tallies)]) for k in ("first", "gaps", "when_first", "when_gap")}
     result = {"date": datetime.date.today().isoformat(), "commit": commit, "model": Path(args.model).name, "device": args.device,
               "streams": args.streams, "seconds": args.seconds, "requests": sum(t.requests for t in tallies), "tokens": tokens,
               "tok_s": round(tokens / args.seconds, 1), "errors": len(errors), "first_errors": errors[:5], "exit_status": status,
