@@ -16,6 +16,7 @@ FIGURES = ("f32", "f32_sums", "f32_beyond", "l1_f32", "l1", "l2", "tokens")
 CONVERT = {"gpt_oss": ("from mxfp4", None), "diffusion_gemma": ("none: no such model in mlx-lm", None)}
 LAYOUTS = {"gpt_oss": ("tests/invariance/test_layouts.py", "test_gpt_oss_as_published"),
            "diffusion_gemma": ("tests/golden/test_diffusion.c", "test_rounds_equal_oracle")}
+NO_TOKENS = ("llama-dynamic", "llama-longrope")             # goldens of logits alone, as tests/golden/test_logits.c has it
 LOGITS = {"diffusion_gemma": "tests/golden/diffusion"}      # whole rounds over canvases, not logits of a prompt
 
 
@@ -73,8 +74,7 @@ class Page:
         self.need(any(labels.values()), family, "no golden in tests/golden/logits")
         for label in [v for n in names for v in labels[n]]:
             m = self.measured.get(label, {})
-            variant = re.search("-(window|truncate|shared|dynamic|longrope)$", label)
-            absent = [k for k in FIGURES if k not in m and not (k == "tokens" and variant)]
+            absent = [k for k in FIGURES if k not in m and not (k == "tokens" and label in NO_TOKENS)]
             beyond = f" (but {int(m['f32_beyond'])})" if m.get("f32_beyond") else ""
             if self.need(not absent, family, f"tests/golden/families.json has no {', '.join(absent)} of {label}"):
                 lines.append(f"| {family} | {label} | {m['f32']:.1e} | {m['f32_sums']:.1e}{beyond} | {m['l1']:.1e} | {m['l2']:.1e} | "

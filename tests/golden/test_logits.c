@@ -271,7 +271,7 @@ static void check_label_as(const char *label, bool chooses)
     };
     struct golden g;
     golden_open(&g, label);
-    bool has_greedy = json_object_get(g.root, "greedy") || !json_object_get(g.root, "config_overrides");
+    bool has_greedy = strcmp(label, "llama-dynamic") != 0 && strcmp(label, "llama-longrope") != 0; /* goldens of logits alone */
     for (const char **level = levels_of_machine(); *level; level++)
         for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c += CASE_STEP) {
             struct run r;
