@@ -1,7 +1,7 @@
 /* bench_steps.c: where a step of the CPU backend spends its time, by kind of pass (docs/cpu-step.md). Every pass of the compiled plan
  * gets an `open` and a `tile` that look at the clock around its own. For each kind:
  *   serial_us   what the thread that opens the pass does alone, while the others wait
- *   wall_us     from there to the next pass's opening
+ *   wall_us     from there to the next pass's opening, or to the end of the run
  *   busy_us     inside tiles, over all threads; of wall_us x threads the rest is waiting, or a share that ended early
  * A prefill is measured twice: `first` touches buffers and pages that nobody has used yet, `warm` is the median of the others.
  * A decode step: N_TOKENS at once, each drawn for, which costs what as many requests cost, but for their attention.
@@ -52,6 +52,13 @@ static int64_t timed_open(struct compiled *c, const struct cpu_pass *p, int i_th
     k->n++;
     i_open = n > 0 ? t->i_kind : -1;
     return n;
+}
+
+/* Behind a run: what lies between two runs belongs to no pass. */
+static void close_open_pass(void)
+{
+    if (i_open >= 0) kinds[i_open].wall_ns += clock_now_ns() - opened_ns;
+    i_open = -1;
 }
 
 static void timed_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
@@ -136,13 +143,20 @@ struct run {
     int32_t n_prompt, n_decode, n_tokens;
 };
 
+static mb_status run_ids(const struct run *r, const int32_t *ids, int32_t n, struct draw *draws, mb_error *err)
+{
+    mb_status st = direct_run(r->d, ids, n, NULL, NULL, draws, err);
+    close_open_pass();
+    return st;
+}
+
 /* One prefill from an empty sequence, in chunks of 512. */
 static mb_status prefill(const struct run *r, double *ms, mb_error *err)
 {
     direct_reset(r->d, 1);
     int64_t t0 = clock_now_ns();
     for (int32_t i = 0; i < r->n_prompt; i += 512)
-        MB_TRY(direct_run(r->d, r->ids + i, r->n_prompt - i < 512 ? r->n_prompt - i : 512, NULL, NULL, NULL, err));
+        MB_TRY(run_ids(r, r->ids + i, r->n_prompt - i < 512 ? r->n_prompt - i : 512, NULL, err));
     *ms = (double)(clock_now_ns() - t0) * 1e-6;
     return MB_OK;
 }
@@ -151,7 +165,7 @@ static mb_status decode(const struct run *r, double *ms, mb_error *err)
 {
     struct draw draws[TOKENS_MAX];
     int64_t t0 = clock_now_ns();
-    for (int32_t i = 0; i < r->n_decode; i++) MB_TRY(direct_run(r->d, r->ids, r->n_tokens, NULL, NULL, draws, err));
+    for (int32_t i = 0; i < r->n_decode; i++) MB_TRY(run_ids(r, r->ids, r->n_tokens, draws, err));
     *ms = (double)(clock_now_ns() - t0) * 1e-6 / r->n_decode;
     return MB_OK;
 }
