@@ -206,6 +206,22 @@ static __device__ __forceinline__ void pv_tile(float (*o)[4], const uint4 ph[4],
 /* 2^(m0 - m1), 0 when there was nothing before. */
 static __device__ __forceinline__ float step_down(float m0, float m1) { return m0 == -INFINITY ? 0.0f : ck_exp2(__fsub_rn(m0, m1)); }
 
+/* The two rows' maxima m with a tile's `most`, which becomes al; o times al. */
+template <int NB> static __device__ __forceinline__ void raise_maximum(float o[NB][4], float m[2], float most[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float m1 = most[r] > m[r] || most[r] != most[r] ? most[r] : m[r], al = step_down(m[r], m1);
+        m[r] = m1;
+        most[r] = al;
+    }
+    if (__any_sync(~0u, most[0] != 1.0f || most[1] != 1.0f)) /* times 1 changes no bit */
+#pragma unroll
+        for (int n = 0; n < NB; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) o[n][e] = __fmul_rn(o[n][e], most[e >> 1]);
+}
+
 /* One more split into (M, L); factors for O and o. A split without a visible key gives (1, 0). */
 static __device__ __forceinline__ void merge(float &M, float &L, float m, float l, float &ea, float &eb)
 {

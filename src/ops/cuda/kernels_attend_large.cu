@@ -32,17 +32,7 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(128) large_k
                 uint4 ph[4], pl[4];
                 s_tile<DP, BF>(s, qs, page, lane);
                 mask_tile(s, g.a.softcap, key0, lo, hi, lane, most);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float m1 = most[r] > m[r] || most[r] != most[r] ? most[r] : m[r], al = step_down(m[r], m1);
-                    m[r] = m1;
-                    most[r] = al;
-                }
-                if (__any_sync(~0u, most[0] != 1.0f || most[1] != 1.0f)) /* times 1 changes no bit */
-#pragma unroll
-                    for (int n = 0; n < NB; n++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++) o[n][e] = __fmul_rn(o[n][e], most[e >> 1]);
+                raise_maximum<NB>(o, m, most);
                 p_tile<BF>(s, m, ph, pl, sum);
 #pragma unroll
                 for (int r = 0; r < 2; r++) l[r] = __fmaf_rn(l[r], most[r], sum[r]);

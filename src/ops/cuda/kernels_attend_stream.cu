@@ -210,17 +210,7 @@ static __device__ __forceinline__ void stream_split(float (*o)[4], float m[2], f
         s_tile<DP, BF>(s, place.qs, at, lane);
         leave(tile == fresh_tile);
         mask_tile(s, t.g.a.softcap, tile * 64, lo, hi, lane, most);
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float m1 = most[r] > m[r] || most[r] != most[r] ? most[r] : m[r], al = step_down(m[r], m1);
-            m[r] = m1;
-            most[r] = al;
-        }
-        if (__any_sync(~0u, most[0] != 1.0f || most[1] != 1.0f)) /* times 1 changes no bit */
-#pragma unroll
-            for (int n = 0; n < DP / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) o[n][e] = __fmul_rn(o[n][e], most[e >> 1]);
+        raise_maximum<DP / 8>(o, m, most);
         p_tile<BF>(s, m, ph, pl, sum);
 #pragma unroll
         for (int r = 0; r < 2; r++) l[r] = __fmaf_rn(l[r], most[r], sum[r]);
