@@ -116,7 +116,7 @@ def test_b158_window_from_the_model(tmp_path):
         code, answer = s.post({"prompt": "word and " * 2500, "max_tokens": 1})
         assert code == 400 and answer["error"]["code"] == "context_length_exceeded"
         assert "10001" in answer["error"]["message"] and "8192" in answer["error"]["message"]
-    with Server(variant(tmp_path / "small", config={"max_position_embeddings": 8192}), "--memory-budget", "0.025") as s:
+    with Server(variant(tmp_path / "small", config={"max_position_embeddings": 8192}), "--memory-budget", "0.023", "--threads", "2") as s:
         fits = int(re.search(r"one request can use (\d+)", s.card)[1])
         assert 64 <= fits < 5000                              # bounded by memory, and printed
         code, answer = s.post({"prompt": "word and " * 1250, "max_tokens": 1})
