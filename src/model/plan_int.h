@@ -1,5 +1,5 @@
-/* plan_int.h: what the writers of a plan share. plan.c owns the list; plan_latent.c writes attention over latents. A writer that
- * has failed goes on writing over its last step, so that only the end must be asked.
+/* plan_int.h: what the writers of a plan share. plan.c owns the list; plan_latent.c writes attention over latents, plan_moe.c
+ * mixtures of experts. A writer that has failed goes on writing over its last step, so that only the end must be asked.
  */
 #ifndef MODEL_PLAN_INT_H
 #define MODEL_PLAN_INT_H
@@ -52,5 +52,9 @@ struct plan_step *plan_add_pre_norm(struct writer *w, int i_layer, const float *
 /* plan_latent.c: its buffers; attention of a layer of kind ATTN_MLA, its sum into the residual included. */
 void plan_add_latent_bufs(struct writer *w);
 void plan_add_latent(struct writer *w, int i_layer);
+/* plan_moe.c: the mixture of a layer of kind MLP_MOE, to `branch` with post-norms, else added to the residual. */
+void plan_add_moe(struct writer *w, int i_layer);
+/* plan_moe.c: MLP_GATED_MOE: branch = norm(branch) + norm(experts); the MLP's output is in branch. */
+void plan_add_side_experts(struct writer *w, int i_layer);
 
 #endif
