@@ -234,16 +234,25 @@ static void row_float(const struct pack_source *src, int64_t row, uint8_t *block
     for (int64_t k = 0; k < src->k; k++) memcpy(block + e * (size_t)(k * 16 + r), w + e * (size_t)k, e);
 }
 
+static float fp_scale(const struct pack_source *src, uint8_t byte)
+{
+    return src->spec.mode == QUANT_NVFP4 ? e4m3_to_f32(byte) : e8m0_to_f32(byte);
+}
+
+/* As the packed form has it: a zero is +0 under a negative scale too. */
+static float fp4_value(float scale, uint32_t code)
+{
+    return fmaf(scale * 0.5f, fp4_code(code), scale * -6.0f);
+}
+
 float cpu_fp_value(const struct pack_source *src, int64_t row, int64_t k)
 {
     int64_t at = row * src->k + k;
     if (src->spec.mode == QUANT_NONE) return float8_at(src, row, k, src->k);
     uint8_t sc = ((const uint8_t *)src->scales)[at / src->spec.group_size]; /* rows are whole groups */
-    float scale = src->spec.mode == QUANT_NVFP4 ? e4m3_to_f32(sc) : e8m0_to_f32(sc);
     const uint8_t *w = src->w;
-    if (src->spec.mode == QUANT_MXFP8) return e4m3_to_f32(w[at]) * scale;
-    float code = fp4_code(w[at / 2] >> (4 * (at & 1)) & 15);
-    return fmaf(scale * 0.5f, code, scale * -6.0f); /* as the packed form has it: a zero is +0 under a negative scale too */
+    if (src->spec.mode == QUANT_MXFP8) return e4m3_to_f32(w[at]) * fp_scale(src, sc);
+    return fp4_value(fp_scale(src, sc), w[at / 2] >> (4 * (at & 1)) & 15);
 }
 
 /* Values of one scale byte for every code, made when the byte is first met: a row has few different ones. */
@@ -252,10 +261,9 @@ struct fp_tables {
     bool have[256];
 };
 
-static const uint16_t *fp4_table(struct fp_tables *t, enum quant_mode mode, uint8_t sc)
+static const uint16_t *fp4_table(struct fp_tables *t, const struct pack_source *src, uint8_t sc)
 {
-    float scale = mode == QUANT_NVFP4 ? e4m3_to_f32(sc) : e8m0_to_f32(sc);
-    for (uint32_t c = 0; c < 16 && !t->have[sc]; c++) t->value[sc][c] = f32_to_bf16(fmaf(scale * 0.5f, fp4_code(c), scale * -6.0f));
+    for (uint32_t c = 0; c < 16 && !t->have[sc]; c++) t->value[sc][c] = f32_to_bf16(fp4_value(fp_scale(src, sc), c));
     t->have[sc] = true;
     return t->value[sc];
 }
@@ -267,7 +275,7 @@ static void fp4_row(const struct pack_source *src, int64_t row, uint16_t *out)
     struct fp_tables t;
     memset(t.have, 0, sizeof t.have);
     for (int64_t i = 0; i < src->k / g; i++) {
-        const uint16_t *v = fp4_table(&t, src->spec.mode, sc[i]);
+        const uint16_t *v = fp4_table(&t, src, sc[i]);
         for (int j = 0; j < g / 2; j++, out += 2) {
             uint8_t two = *w++;
             out[0] = v[two & 15];
