@@ -1,6 +1,7 @@
 /* batch.c: rows of a step to one block of numbers that travels to the device: ids, indices, what each token may see, rotary
  * rows, units of attention, drawing positions, page tables. A batch of up to CUDA_SMALL tokens has a layout of its own, whose
- * addresses a captured graph of so many tokens may rely on; all others have that of the largest batch. Page tables come last, one array for each kind with the rows'
+ * addresses a captured graph of so many tokens may rely on; all others have that of the largest batch. Page tables come last, one
+ * array for each kind with the rows'
  * tables one after the other, at the same places for every kind; only what is used is copied.
  */
 #include <string.h>

@@ -47,20 +47,11 @@ bool ranks_trade_takes(const struct rank_plans *p, const struct rank_join *j, in
     return true;
 }
 
-/* The last columns that a part has; parts without any may stand behind them. */
-static int32_t end_of(const struct rank_join *j, int n)
-{
-    int32_t end = 0;
-    for (int r = 0; r < n; r++)
-        if (j->part[r].n > 0) end = j->part[r].first + j->part[r].n;
-    return end;
-}
-
 static int trade_rank(const struct rank_plans *p, const struct rank_join *j, int r, int32_t m, const void *part)
 {
     struct compiled *c = p->compiled[r];
     const struct rank_group *g = p->group;
-    int32_t unit = unit_of(j), end = end_of(j, g->n), n = j->part[r].n;
+    int32_t unit = unit_of(j), end = j->part[g->n - 1].first + j->part[g->n - 1].n, n = j->part[r].n;
     struct cs_trade a = { .rank = r, .n = g->n, .m = m, .add = j->add, .part = part, .room = ROOM, .given_up = g->comm.given_up };
     a.end = end / unit;
     if (j->is_input) {
