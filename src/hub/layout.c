@@ -179,9 +179,25 @@ static bool is_link_to(int dir, const char *base, const char *target)
     return n > 0 && (size_t)n == strlen(target) && memcmp(now, target, (size_t)n) == 0;
 }
 
+/* What stands at fd/base gives way to the link. Made beside the manifests: a kill between the two calls must not leave a link that
+   no listing names in the snapshot. */
+static mb_status replace_by_link(const char *repo_dir, int fd, const char *base, const char *target, const char *digest, mb_error *err)
+{
+    char dir[PATH_MAX], temp[PATH_MAX], name[64];
+    snprintf(name, sizeof name, "link.%ld.%.16s", (long)getpid(), digest);
+    MB_TRY(path_join(dir, sizeof dir, repo_dir, LAYOUT_META, err));
+    MB_TRY(path_join(temp, sizeof temp, dir, name, err));
+    MB_TRY(dir_make(dir, err));
+    unlink(temp);
+    if (symlink(target, temp) == 0 && renameat(AT_FDCWD, temp, fd, base) == 0) return MB_OK;
+    mb_status st = mb_fail_errno(err, "cannot make the link", base);
+    unlink(temp);
+    return st;
+}
+
 mb_status layout_link(const char *repo_dir, const char *commit, const char *file, const char *digest, mb_error *err)
 {
-    char dir[PATH_MAX], target[PATH_MAX], temp[64];
+    char dir[PATH_MAX], target[PATH_MAX];
     const char *base = file;
     int fd;
     MB_TRY(link_target(file, digest, target, err));
@@ -193,13 +209,9 @@ mb_status layout_link(const char *repo_dir, const char *commit, const char *file
     snprintf(path, sizeof path, "%s/%s", commit, file);
     MB_TRY(open_parent(top, path, &fd, &base, err));
     mb_status st = MB_OK;
-    if (!is_link_to(fd, base, target)) {
-        snprintf(temp, sizeof temp, ".link.%ld.%.16s", (long)getpid(), digest);
-        unlinkat(fd, temp, 0);
-        if (symlinkat(target, fd, temp) != 0 || renameat(fd, temp, fd, base) != 0) {
-            st = mb_fail_errno(err, "cannot make the link", file);
-            unlinkat(fd, temp, 0);
-        }
+    if (symlinkat(target, fd, base) != 0) {
+        if (errno != EEXIST) st = mb_fail_errno(err, "cannot make the link", file);
+        else if (!is_link_to(fd, base, target)) st = replace_by_link(repo_dir, fd, base, target, digest, err);
     }
     close(fd);
     return st;
