@@ -392,7 +392,7 @@ class Store:
 def check_snapshot(path, files):
     """The folder holds exactly these files, each a relative link to a blob of its hash."""
     found = {str(p.relative_to(path)): p for p in Path(path).rglob("*") if not p.is_dir()}
-    assert sorted(found) == sorted(files)
+    assert sorted(found) == sorted(files), f"{sorted(found)}, wanted: {sorted(files)}"
     for name, data in files.items():
         p = found[name]
         assert p.read_bytes() == data, name
