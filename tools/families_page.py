@@ -13,9 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/golden/tiny"
 FIGURES = ("f32", "f32_sums", "f32_beyond", "l1_f32", "l1", "l2", "tokens")
 # Compared otherwise: what the page says instead of a row of tests/golden/convert, and the test that does it.
-CONVERT = {"gpt_oss": ("from mxfp4", None), "diffusion_gemma": ("none: no such model in mlx-lm", None)}
-LAYOUTS = {"gpt_oss": ("tests/invariance/test_layouts.py", "test_gpt_oss_as_published"),
-           "diffusion_gemma": ("tests/golden/test_diffusion.c", "test_rounds_equal_oracle")}
+CONVERT = {"diffusion_gemma": ("none: no such model in mlx-lm", None)}
+LAYOUTS = {"diffusion_gemma": ("tests/golden/test_diffusion.c", "test_rounds_equal_oracle")}
 NO_TOKENS = ("llama-dynamic", "llama-longrope")             # goldens of logits alone, as tests/golden/test_logits.c has it
 LOGITS = {"diffusion_gemma": "tests/golden/diffusion"}      # whole rounds over canvases, not logits of a prompt
 

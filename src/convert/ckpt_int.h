@@ -31,6 +31,8 @@ struct conv_item {
     const struct tensor_view **block_scales; /* [n_src] of float8 sources (format/fp8.h), else NULL */
     int32_t n_head, head_rows, head_first; /* kv_b_proj: of each of n_head heads, head_rows rows, those of this item from head_first on */
     bool turned;                    /* n_head: each head's rows are columns here */
+    int32_t n_turns, i_turn;        /* n_turns > 1: row r is row r * n_turns + i_turn of the source, whose view holds this item's share
+                                       of the bytes; scales likewise */
     bool plus_one;                  /* a norm that is published as weight - 1: the sum is rounded to the source's type */
     const struct conv_delta *deltas; /* [n_deltas] those of this module, rows rising */
     size_t n_deltas;
@@ -52,6 +54,7 @@ struct conv {
     const struct conv_delta *deltas; /* [n_deltas] of all modules, those of a module together; borrowed */
     size_t n_deltas;
     bool hybrid_published;          /* delta nets as their makers store them: taps last, norms as weight - 1 */
+    bool keeps_experts;             /* mxfp4 experts stay so unless a plan says otherwise */
     bool keep_types;                /* floats stay as they are, whatever config.json names */
     struct arena arena;
     struct conv_item *items;
@@ -94,6 +97,10 @@ bool conv_published_parse(const struct conv *c, const char *name, struct conv_ex
 bool conv_expert_parse(const struct conv *c, const char *name, struct conv_expert *out);
 const char *conv_expert_source(const struct conv *c, const struct conv_expert *e, int i_expert, char *out, size_t cap);
 const char *conv_expert_target(struct conv *c, const struct conv_expert *e);
+/* A tensor of all experts of gpt-oss as published; *tail: "_blocks", "_scales", "_bias", or "" when the experts are floats. */
+bool conv_blocks_parse(const struct conv *c, const char *name, struct conv_expert *out, const char **tail);
+/* Are these experts of mxfp4 in a model that is otherwise floats, as gpt-oss is published? -q is for the rest then, as mlx-lm does. */
+bool conv_keeps_experts(const struct conv *c);
 /* kv_b_proj of a layer with attention over latents. */
 bool conv_kv_parse(const struct conv *c, const char *name, int *layer);
 bool conv_recipe_known(const char *recipe, int *low_bits, int *high_bits);
@@ -102,6 +109,15 @@ bool conv_recipe_known(const char *recipe, int *low_bits, int *high_bits);
 /* Tensors of a module: the floats; codes and scales; codes, scales and biases. */
 size_t conv_n_tensors(const struct quant_spec *s);
 mb_status conv_plan(struct conv *c, mb_error *err);
+/* One item of the output. told: NULL, or what its sources' shapes do not tell: heads, turns, n_rows, n_in, from, scales. */
+mb_status conv_item_add(struct conv *c, const char *name, const struct tensor_view **src, size_t n_src, const struct conv_item *told,
+                        mb_error *err);
+
+/* --- ckpt_parts.c: each the items of one tensor --- */
+mb_status conv_experts_add(struct conv *c, const struct conv_expert *e, mb_error *err);
+mb_status conv_published_add(struct conv *c, const struct conv_expert *e, const struct tensor_view *t, mb_error *err);
+mb_status conv_blocks_add(struct conv *c, const struct conv_expert *e, const struct tensor_view *t, const char *tail, mb_error *err);
+mb_status conv_kv_add(struct conv *c, const struct tensor_view *t, int layer, mb_error *err);
 
 /* --- ckpt_config.c --- */
 /* Reads the type and the numbers of the options. */

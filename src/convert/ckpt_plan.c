@@ -68,6 +68,7 @@ static struct quant_spec wanted_spec(struct conv *c, const struct conv_item *it)
 {
     static const struct quant_spec none;
     if (c->global.mode == QUANT_NONE) return it->from; /* a copy keeps what is packed */
+    if (c->keeps_experts && !c->plan && it->from.mode == QUANT_MXFP4 && it->src[0]->n_dim == 3) return it->from;
     if (!it->module || conv_is_taps(it->name) || it->src[0]->n_dim < 2 || (!is_float(it->src[0]->dtype) && it->from.mode == QUANT_NONE && !it->block_scales)) return none;
     struct quant_spec s = c->plan ? quant_config_get(c->plan, it->module) : conv_module_spec(c, it->module);
     bool fits = s.mode == QUANT_NONE || (it->n_in % s.group_size == 0 && (c->plan || it->n_in % c->global.group_size == 0));
@@ -124,9 +125,23 @@ static mb_status item_source_fp8(struct conv *c, struct conv_item *it, mb_error 
     return MB_OK;
 }
 
-/* heads NULL, or what item_rows does not know: the item's share of kv_b_proj. */
-static mb_status item_add(struct conv *c, const char *name, const struct tensor_view **src, size_t n_src, const struct conv_item *heads,
-                          mb_error *err)
+/* What the shapes do not tell. */
+static void item_take(struct conv_item *it, const struct conv_item *told)
+{
+    it->n_head = told->n_head;
+    it->head_rows = told->head_rows;
+    it->head_first = told->head_first;
+    it->turned = told->turned;
+    it->n_turns = told->n_turns;
+    it->i_turn = told->i_turn;
+    it->n_rows = told->n_rows;
+    it->n_in = told->n_in;
+    it->from = told->from;
+    it->scales = told->scales;
+}
+
+mb_status conv_item_add(struct conv *c, const char *name, const struct tensor_view **src, size_t n_src, const struct conv_item *told,
+                        mb_error *err)
 {
     struct conv_item *it = &c->items[c->n_items++];
     const char *src_module = module_of(c, src[0]->name);
@@ -134,97 +149,18 @@ static mb_status item_add(struct conv *c, const char *name, const struct tensor_
     if (c->arena.failed) return no_memory(c, err);
     item_rows(it);
     it->plus_one = src[0]->n_dim == 1 && is_float(src[0]->dtype) && conv_is_less_one(c, name);
-    if (heads) {
-        it->n_head = heads->n_head;
-        it->head_rows = heads->head_rows;
-        it->head_first = heads->head_first;
-        it->turned = heads->turned;
-        it->n_rows = heads->n_rows;
-        it->n_in = heads->n_in;
-    }
+    if (told) item_take(it, told);
     if (it->module && src[0]->dtype == DT_F8_E4M3) MB_TRY(item_source_fp8(c, it, err));
-    else if (it->module && src[0]->dtype == DT_U32) {
+    else if (it->module && src[0]->dtype == DT_U32 && !it->scales) {
         if (n_src > 1)
             return mb_fail(err, MB_UNSUPPORTED, "tensor %s: quantised experts one by one are not converted", src[0]->name);
         MB_TRY(item_source_packed(c, it, src_module, err));
-    } else if (it->module && !is_float(src[0]->dtype))
+    } else if (it->module && !is_float(src[0]->dtype) && !it->scales)
         return mb_fail(err, MB_UNSUPPORTED, "tensor %s is %s; F32, F16, BF16 and MLX's codes are converted", src[0]->name,
                        dtype_get(src[0]->dtype)->name);
     c->result.n_parameters += (uint64_t)(it->n_rows * it->n_in);
     item_deltas(c, it, src_module);
     return item_settle(c, it, err);
-}
-
-/* Experts one by one become one tensor of three dims, when the first of them comes by. */
-static mb_status experts_add(struct conv *c, const struct conv_expert *e, mb_error *err)
-{
-    size_t n = (size_t)c->spec.layers[e->layer].n_expert;
-    if ((size_t)e->i_expert >= n)
-        return mb_fail(err, MB_BAD_FORMAT, "%s: layer %d has an expert %d, config.json says %zu", c->src_dir, e->layer, e->i_expert, n);
-    if (e->i_expert > 0) { /* they come with the first, which must be there then */
-        char first[256];
-        if (checkpoint_find(c->ckpt, conv_expert_source(c, e, 0, first, sizeof first))) return MB_OK;
-        return mb_fail(err, MB_NOT_FOUND, "tensor %s is missing from the checkpoint", first);
-    }
-    const struct tensor_view **src = arena_alloc_array(&c->arena, n, sizeof *src);
-    const char *name = conv_expert_target(c, e);
-    if (!src || !name) return no_memory(c, err);
-    for (size_t i = 0; i < n; i++) {
-        char path[256];
-        src[i] = checkpoint_find(c->ckpt, conv_expert_source(c, e, (int)i, path, sizeof path));
-        if (!src[i]) return mb_fail(err, MB_NOT_FOUND, "tensor %s is missing from the checkpoint", path);
-        if (src[i]->n_dim != 2 || src[i]->dtype != src[0]->dtype || memcmp(src[i]->shape, src[0]->shape, 2 * sizeof(int64_t)) != 0)
-            return mb_fail(err, MB_BAD_FORMAT, "tensor %s differs in type or shape from that of expert 0", path);
-    }
-    return item_add(c, name, src, n, NULL, err);
-}
-
-/* All experts in one tensor: as if they came one by one, gate and up each by itself. */
-static mb_status published_add(struct conv *c, const struct conv_expert *e, const struct tensor_view *t, mb_error *err)
-{
-    size_t n = (size_t)c->spec.layers[e->layer].n_expert;
-    int n_parts = e->i_part == 0 ? 2 : 1;
-    if (n == 0 || t->n_dim != 3 || !is_float(t->dtype) || (size_t)t->shape[0] != n || t->shape[1] % n_parts != 0)
-        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: wanted floats of three dims for %zu experts", t->name, n);
-    for (int p = 0; p < n_parts; p++) {
-        struct conv_expert part = { e->layer, 0, e->i_part + p };
-        struct tensor_view *views = arena_alloc_array(&c->arena, n, sizeof *views);
-        const struct tensor_view **src = arena_alloc_array(&c->arena, n, sizeof *src);
-        const char *name = conv_expert_target(c, &part);
-        if (!views || !src || !name) return no_memory(c, err);
-        size_t each = t->size_bytes / n, bytes = each / (size_t)n_parts;
-        for (size_t i = 0; i < n; i++) {
-            views[i] = (struct tensor_view){ .name = t->name, .dtype = t->dtype, .n_dim = 2, .size_bytes = bytes,
-                                             .shape = { t->shape[1] / n_parts, t->shape[2] }, .i_shard = t->i_shard,
-                                             .data = t->data + i * each + (size_t)p * bytes };
-            src[i] = &views[i];
-        }
-        MB_TRY(item_add(c, name, src, n, NULL, err));
-    }
-    return MB_OK;
-}
-
-/* kv_b_proj as published: of each head what leads to keys, which MLX keeps turned as embed_q, then what leads to values: unembed_out. */
-static mb_status kv_add(struct conv *c, const struct tensor_view *t, int layer, mb_error *err)
-{
-    const struct latent_spec *l = &c->spec.latent;
-    int32_t n_head = c->spec.layers[layer].n_head, rows = l->d_nope + l->d_value;
-    if (t->n_dim != 2 || t->shape[0] != (int64_t)n_head * rows || t->shape[1] != l->kv_rank)
-        return mb_fail(err, MB_BAD_FORMAT, "tensor %s: found [%lld, %lld], wanted [%lld, %d]", t->name, (long long)(t->n_dim > 0 ? t->shape[0] : 0),
-                       (long long)(t->n_dim > 1 ? t->shape[1] : 0), (long long)n_head * rows, l->kv_rank);
-    const struct { const char *name; struct conv_item is; } part[] = {
-        { "embed_q", { .n_head = n_head, .head_rows = rows, .turned = true, .n_rows = (int64_t)n_head * l->kv_rank, .n_in = l->d_nope } },
-        { "unembed_out", { .n_head = n_head, .head_rows = rows, .head_first = l->d_nope, .n_rows = (int64_t)n_head * l->d_value,
-                           .n_in = l->kv_rank } },
-    };
-    for (int p = 0; p < 2; p++) {
-        const struct tensor_view **src = arena_alloc(&c->arena, sizeof *src);
-        const char *name = arena_printf(&c->arena, "%slayers.%d.self_attn.%s.weight", c->spec.prefix, layer, part[p].name);
-        if (!src || !name) return no_memory(c, err);
-        src[0] = t;
-        MB_TRY(item_add(c, name, src, 1, &part[p].is, err));
-    }
-    return MB_OK;
 }
 
 /* Scales and biases of a quantised module travel with its weight. */
@@ -248,16 +184,15 @@ static bool is_companion(struct conv *c, const struct tensor_view *t)
 static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_error *err)
 {
     struct conv_expert e;
+    const char *tail;
     int layer;
     bool is_mtp;
     MB_TRY(conv_mtp_add(c, t, &is_mtp, err));
     if (is_mtp || is_companion(c, t)) return MB_OK;
-    if (conv_expert_parse(c, t->name, &e)) return experts_add(c, &e, err);
-    if (conv_published_parse(c, t->name, &e)) return published_add(c, &e, t, err);
-    if (conv_kv_parse(c, t->name, &layer) && t->dtype != DT_U32) return kv_add(c, t, layer, err);
-    if (c->spec.moe_blocks && strstr(t->name, ".gate_up_proj"))
-        return mb_fail(err, MB_UNSUPPORTED, "tensor %s: experts with gate and up row by row, as this model is published, are not converted; "
-                       "take an MLX conversion of it", t->name);
+    if (conv_expert_parse(c, t->name, &e)) return conv_experts_add(c, &e, err);
+    if (conv_published_parse(c, t->name, &e)) return conv_published_add(c, &e, t, err);
+    if (conv_blocks_parse(c, t->name, &e, &tail)) return conv_blocks_add(c, &e, t, tail, err);
+    if (conv_kv_parse(c, t->name, &layer) && t->dtype != DT_U32) return conv_kv_add(c, t, layer, err);
     const char *name = conv_rename(c, t->name);
     if (c->arena.failed) return no_memory(c, err);
     if (!name) {
@@ -267,7 +202,7 @@ static mb_status tensor_add(struct conv *c, const struct tensor_view *t, mb_erro
     const struct tensor_view **src = arena_alloc(&c->arena, sizeof *src);
     if (!src) return no_memory(c, err);
     src[0] = t;
-    return item_add(c, name, src, 1, NULL, err);
+    return conv_item_add(c, name, src, 1, NULL, err);
 }
 
 /* --- the output --- */
@@ -277,6 +212,7 @@ size_t conv_n_tensors(const struct quant_spec *s)
     return s->mode == QUANT_NONE ? 1 : quant_has_biases(s) ? 3 : 2;
 }
 
+/* cols 0: rows are as wide as in the source. */
 static struct tensor_view *out_add(struct conv *c, const char *name, enum dtype dtype, const struct conv_item *it, int64_t cols)
 {
     struct tensor_view *v = &c->out[c->n_out++];
@@ -290,7 +226,7 @@ static struct tensor_view *out_add(struct conv *c, const char *name, enum dtype 
         v->shape[0] = it->n_head;
         v->shape[1] = it->n_rows / it->n_head;
     }
-    if (v->n_dim > 0) v->shape[v->n_dim - 1] = cols;
+    if (v->n_dim > 0 && cols > 0) v->shape[v->n_dim - 1] = cols;
     if (c->hybrid_published && conv_is_taps(name) && t->n_dim == 3) { /* the same bytes: one of the two is 1 */
         v->shape[1] = t->shape[2];
         v->shape[2] = t->shape[1];
@@ -302,7 +238,7 @@ static mb_status item_out(struct conv *c, struct conv_item *it, mb_error *err)
 {
     it->i_out = c->n_out;
     if (it->to.mode == QUANT_NONE) {
-        out_add(c, it->name, it->dtype, it, it->n_in);
+        out_add(c, it->name, it->dtype, it, it->n_head > 0 || it->from.mode != QUANT_NONE ? it->n_in : 0);
         return MB_OK;
     }
     bool biased = quant_has_biases(&it->to);
@@ -351,6 +287,7 @@ mb_status conv_plan(struct conv *c, mb_error *err)
     c->mtp_out = arena_alloc_array(&c->arena, n + 1, sizeof *c->mtp_out);
     if (!c->items || !c->out || !c->mtp || !c->mtp_out) return no_memory(c, err);
     c->hybrid_published = conv_hybrid_published(c);
+    c->keeps_experts = conv_keeps_experts(c);
     for (size_t i = 0; i < n; i++) MB_TRY(tensor_add(c, checkpoint_at(c->ckpt, i), err));
     if (c->n_items == 0) return mb_fail(err, MB_NOT_FOUND, "%s: no tensor of a text model was found", c->src_dir);
     for (size_t i = 0; i < c->n_items; i++) MB_TRY(item_out(c, &c->items[i], err));

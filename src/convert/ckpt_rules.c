@@ -145,18 +145,40 @@ const char *conv_expert_source(const struct conv *c, const struct conv_expert *e
     return out;
 }
 
-bool conv_published_parse(const struct conv *c, const char *name, struct conv_expert *out)
+/* What is behind ".gate_up_proj" or ".down_proj" of the published experts of a layer; NULL: another tensor. */
+static const char *published_tail(const struct conv *c, const char *name, struct conv_expert *out)
 {
     const struct moe_names *m = c->spec.moe;
     const char *p = name;
-    if (!m || !m->published || c->spec.moe_blocks || !starts_with(p, c->spec.prefix)) return false;
+    if (!m || !m->published || !starts_with(p, c->spec.prefix)) return NULL;
     p += strlen(c->spec.prefix);
-    if (!starts_with(p, "layers.") || !(p = number_read(p + strlen("layers."), &out->layer)) || *p++ != '.') return false;
-    if (out->layer >= c->spec.n_layer || !starts_with(p, m->published)) return false;
+    if (!starts_with(p, "layers.") || !(p = number_read(p + strlen("layers."), &out->layer)) || *p++ != '.') return NULL;
+    if (out->layer >= c->spec.n_layer || !starts_with(p, m->published)) return NULL;
     p += strlen(m->published);
     out->i_expert = 0;
-    out->i_part = strcmp(p, ".gate_up_proj") == 0 ? 0 : 2;
-    return out->i_part == 0 || strcmp(p, ".down_proj") == 0;
+    out->i_part = starts_with(p, ".gate_up_proj") ? 0 : 2;
+    return out->i_part == 0 ? p + strlen(".gate_up_proj") : starts_with(p, ".down_proj") ? p + strlen(".down_proj") : NULL;
+}
+
+bool conv_published_parse(const struct conv *c, const char *name, struct conv_expert *out)
+{
+    const char *tail = c->spec.moe_blocks ? NULL : published_tail(c, name, out);
+    return tail && *tail == '\0';
+}
+
+bool conv_blocks_parse(const struct conv *c, const char *name, struct conv_expert *out, const char **tail)
+{
+    static const char *const tails[] = { "_blocks", "_scales", "_bias", "" };
+    *tail = c->spec.moe_blocks ? published_tail(c, name, out) : NULL;
+    for (size_t i = 0; *tail && i < sizeof tails / sizeof tails[0]; i++)
+        if (strcmp(*tail, tails[i]) == 0) return true;
+    return false; /* MLX's names go on with a point */
+}
+
+bool conv_keeps_experts(const struct conv *c)
+{
+    const struct tensor_view *embed = checkpoint_findf(c->ckpt, "%sembed_tokens.weight", c->spec.prefix);
+    return c->spec.moe_blocks && embed && dtype_get(embed->dtype)->is_float;
 }
 
 const char *conv_expert_target(struct conv *c, const struct conv_expert *e)

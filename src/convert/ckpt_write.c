@@ -60,8 +60,45 @@ static mb_status copy_tensor(struct sink *s, size_t i_out, size_t off, const str
     return MB_OK;
 }
 
+/* Where row r of an item is in its source. */
+static int64_t row_at(const struct conv_item *it, int64_t r)
+{
+    return it->n_turns > 1 ? r * it->n_turns + it->i_turn : r;
+}
+
+/* A source of an item that is done with: all of it, whichever rows were of interest. */
+static void source_drop(struct conv *c, const struct conv_item *it, const struct tensor_view *t)
+{
+    struct tensor_view all = *t;
+    if (it->n_turns > 1) all.size_bytes *= (size_t)it->n_turns;
+    checkpoint_drop(c->ckpt, &all);
+}
+
+/* Every n_turns-th row. */
+static mb_status copy_turn(struct sink *s, const struct conv_item *it, size_t i_out, const struct tensor_view *t)
+{
+    size_t row = t->size_bytes / (size_t)it->n_rows;
+    int64_t n_chunk = CHUNK_BYTES / (int64_t)(row + 1) + 1;
+    n_chunk = n_chunk > it->n_rows ? it->n_rows : n_chunk;
+    uint8_t *rows = mb_alloc((size_t)n_chunk * row);
+    mb_status st = rows ? MB_OK : mb_fail(s->err, MB_NO_MEMORY, "%s: no memory for a piece of %s", s->c->src_dir, it->name);
+    for (int64_t first = 0; st == MB_OK && first < it->n_rows; first += n_chunk) {
+        int64_t n = it->n_rows - first < n_chunk ? it->n_rows - first : n_chunk;
+        for (int64_t r = 0; r < n; r++) memcpy(rows + (size_t)r * row, t->data + (size_t)row_at(it, first + r) * row, row);
+        st = safetensors_writer_put(s->w, i_out, (size_t)first * row, rows, (size_t)n * row, s->err);
+        if (st == MB_OK) st = progress(s, (uint64_t)n * row);
+    }
+    mb_free(rows);
+    source_drop(s->c, it, t);
+    return st;
+}
+
 static mb_status copy_item(struct sink *s, const struct conv_item *it)
 {
+    if (it->n_turns > 1) {
+        MB_TRY(copy_turn(s, it, it->i_out, it->src[0]));
+        return it->scales ? copy_turn(s, it, it->i_out + 1, it->scales) : MB_OK;
+    }
     for (size_t i = 0, off = 0; i < it->n_src; off += it->src[i++]->size_bytes)
         MB_TRY(copy_tensor(s, it->i_out, off, it->src[i]));
     if (it->to.mode == QUANT_NONE) return MB_OK;
@@ -95,7 +132,7 @@ void conv_row_read(const struct conv_item *it, int64_t r, float *out)
     }
     int64_t rows_a_source = it->n_rows / (int64_t)it->n_src;
     const struct tensor_view *t = it->src[r / rows_a_source];
-    int64_t in_source = r % rows_a_source;
+    int64_t in_source = row_at(it, r % rows_a_source);
     if (it->block_scales) {
         for (int64_t i = 0; i < it->n_in; i++) out[i] = plain_at(it, r / rows_a_source, in_source, i);
         return;
@@ -110,8 +147,8 @@ void conv_row_read(const struct conv_item *it, int64_t r, float *out)
     }
     int64_t n_groups = it->n_in / it->from.group_size;
     if (quant_is_fp(&it->from)) {
-        const uint8_t *codes = t->data + (size_t)(r * quant_row_words(&it->from, it->n_in)) * 4;
-        quant_fp_dequantise(&it->from, (const void *)codes, it->scales->data + r * n_groups, 1, it->n_in, out);
+        const uint8_t *codes = t->data + (size_t)(in_source * quant_row_words(&it->from, it->n_in)) * 4;
+        quant_fp_dequantise(&it->from, (const void *)codes, it->scales->data + in_source * n_groups, 1, it->n_in, out);
         floats_round(out, it->n_in, DT_BF16); /* the same but for the least of the subnormal ones, as in the oracle */
         return;
     }
@@ -183,7 +220,7 @@ static mb_status refuse_number(struct sink *s, const struct piece *p)
 static void drop_sources(struct sink *s, const struct piece *p)
 {
     int64_t first = p->first / p->rows_a_source, end = (p->first + p->n) / p->rows_a_source;
-    for (int64_t i = first; i < end; i++) checkpoint_drop(s->c->ckpt, p->it->src[i]);
+    for (int64_t i = first; i < end; i++) source_drop(s->c, p->it, p->it->src[i]);
 }
 
 static mb_status rows_stream(struct sink *s, struct piece *p, int64_t n_chunk)

@@ -40,9 +40,9 @@ def flags_of(args):
 
 
 def spec_of(quantization, module):
-    """(bits, group) that a loader gives a quantised module."""
+    """(bits, group, mode) that a loader gives a quantised module."""
     q = quantization.get(module, quantization)
-    return q.get("bits", 4), q.get("group_size", 64)
+    return q.get("bits", 4), q.get("group_size", 64), q.get("mode", "affine")
 
 
 def header_of(folder):
@@ -69,7 +69,7 @@ def test_hybrid_as_published(tmp_path):
     assert tensors[layer + "linear_attn.A_log"]["dtype"] == "F32"
     assert tensors[layer + "linear_attn.in_proj_qkv.weight"]["dtype"] == "U32"
     q = json.loads((out / "config.json").read_text())["quantization"]
-    assert spec_of(q, layer + "mlp.gate") == spec_of(q, layer + "mlp.shared_expert_gate") == (8, 64)
+    assert spec_of(q, layer + "mlp.gate") == spec_of(q, layer + "mlp.shared_expert_gate") == (8, 64, "affine")
     assert abs(nll(out, tmp_path) - nll(src, tmp_path)) < 0.05
 
 
@@ -106,23 +106,32 @@ def test_layers_for_several_tokens(tmp_path):
 @pytest.mark.parametrize("name", source.CASES)
 def test_equal_to_the_oracle(name, tmp_path):
     """REG-192 REG-194 REG-199 REG-200 REG-201: every tensor of mlx_lm.convert's output, bit for bit, and bits and groups as there. From a
-    packed source (mxfp4, mxfp8, nvfp4): as it converts what it dequantised."""
+    packed source (mxfp4, mxfp8, nvfp4): as it converts what it dequantised. gpt-oss as published keeps its experts as they are, as
+    there, but where a plan says otherwise."""
     family, how, args = source.CASES[name]
     src = source.write(family, tmp_path / "src", **how)
     out = tmp_path / "out"
-    report = json.loads(run("convert", src, "--mlx-path", out, *flags_of(args), "--json").stdout)
+    flags = flags_of(args)
+    if args.get("floats_first"):
+        (tmp_path / "plan.json").write_text(json.dumps({"bits": 4, "group_size": args["q_group_size"], **{
+            f"model.layers.{i}.mlp.router": {"bits": 8, "group_size": 64} for i in range(2)}}))
+        flags = ["--q-config", str(tmp_path / "plan.json")]
+    report = json.loads(run("convert", src, "--mlx-path", out, *flags, "--json").stdout)
     want = golden[name]
     assert source.digests(out) == want["tensors"]
     config = json.loads((out / "config.json").read_text())
     modules = [n[: -len(".scales")] for n in want["tensors"] if n.endswith(".scales")]
     assert report["quantised"] == len(modules)
-    assert report["requantised"] == (len(modules) if how.get("packed") and args.get("quantize") else 0)
+    experts = [m for m in modules if how.get("blocks") and ".experts." in m]
+    whole = how.get("packed") and args.get("quantize")
+    assert report["requantised"] == (len(modules) if whole else len(experts) if args.get("floats_first") else 0)
+    assert report["kept"] >= (0 if args.get("floats_first") else len(experts))
     assert ("quantization" in config) == bool(modules)
     for m in modules:
         assert spec_of(config["quantization"], m) == spec_of(want["quantization"], m), m
     if modules:
         assert config["quantization"] == config["quantization_config"]
-        assert config["quantization"]["mode"] == want["quantization"]["mode"]
+        assert how.get("blocks") or config["quantization"]["mode"] == want["quantization"]["mode"]
 
 
 def test_folder_is_whole(tmp_path):
@@ -244,16 +253,24 @@ def test_source_of_floating_point_codes(tmp_path):
     assert p.returncode != 0 and "mxfp8" in p.stderr and not (tmp_path / "no").exists()
 
 
-def test_published_blocks_are_refused(tmp_path):
-    """REG-192: experts of gpt-oss as published are refused by name, not copied as something that no loader knows."""
-    src = source.write("gpt_oss", tmp_path / "src")
+def test_published_blocks_that_do_not_fit(tmp_path):
+    """REG-192: experts of gpt-oss in blocks: a tensor that is missing, of another shape, or in floats is named; nothing is written."""
+    src = source.write("gpt_oss", tmp_path / "src", blocks=True)
     h, raw, base = source.header(src / "model.safetensors")
-    tensors = {n: (t["dtype"], t["shape"], raw[base + t["data_offsets"][0]:base + t["data_offsets"][1]])
-               for n, t in h.items() if ".experts." not in n}
-    tensors["model.layers.0.mlp.experts.gate_up_proj_blocks"] = ("U8", [8, 128, 2, 16], bytes(8 * 128 * 32))
-    source.save(src / "model.safetensors", tensors)
+    whole = {n: (t["dtype"], t["shape"], raw[base + t["data_offsets"][0]:base + t["data_offsets"][1]]) for n, t in h.items()}
+    head = "model.layers.1.mlp.experts."
+    bad = {"down_proj_scales": ("U8", [8, 64, 1], bytes(512)), "gate_up_proj_blocks": ("U8", [8, 128, 1, 16], bytes(16384)),
+           "gate_up_proj_bias": ("F32", [8, 127], bytes(8 * 127 * 4)), "gate_up_proj": ("BF16", [8, 64, 128], bytes(131072)),
+           "down_proj_blocks": None}
+    for name, tensor in bad.items():
+        tensors = {n: t for n, t in whole.items() if n != head + name}
+        source.save(src / "model.safetensors", {**tensors, **({head + name: tensor} if tensor else {})})
+        p = run("convert", src, tmp_path / "no", "-q", ok=False)
+        about = name.replace("_scales", "_blocks") if tensor else name
+        assert p.returncode != 0 and head + about in p.stderr and not (tmp_path / "no").exists(), p.stderr
+    source.save(src / "model.safetensors", {n: t for n, t in whole.items() if n != head + "down_proj_scales"})
     p = run("convert", src, tmp_path / "no", "-q", ok=False)
-    assert p.returncode != 0 and "gate_up_proj_blocks" in p.stderr and not (tmp_path / "no").exists()
+    assert p.returncode != 0 and head + "down_proj_scales is missing" in p.stderr
 
 
 def test_codes_that_are_no_numbers(tmp_path):

@@ -25,7 +25,8 @@ with tempfile.TemporaryDirectory() as tmp:
             continue
         src = source.write(family, f"{tmp}/{name}-src", **how)
         out = pathlib.Path(tmp) / name
-        if how.get("packed") and args.get("quantize"):
+        args = dict(args)
+        if args.pop("floats_first", how.get("packed") and args.get("quantize")):
             with contextlib.redirect_stdout(io.StringIO()):
                 convert(str(src), mlx_path=f"{tmp}/{name}-floats", dequantize=True)
             src = f"{tmp}/{name}-floats"

@@ -179,8 +179,26 @@ def codes(name, shape, mode):
             module + ".scales": ("U8", shape[:-1] + [shape[-1] // group], bytes(low + b % (high - low + 1) for b in scales))}
 
 
-def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=None, fp8=False):
-    """torch_dtype: what config.json says; "same": dtype; None: nothing. packed: in MLX's layout, all matrices in that mode."""
+def in_blocks(names):
+    """gpt-oss as published: mxfp4 codes in blocks of 16 bytes, rows of gate and up in turn; their biases likewise. The tensors."""
+    out = {}
+    for name in [n for n in names if n.endswith("experts.gate_proj.weight")]:
+        head = name.removesuffix("gate_proj.weight")
+        n_expert, n, k = names[name]
+        for part, rows in (("gate_up_proj", 2 * n), ("down_proj", names[head + "down_proj.weight"][1])):
+            k = k if part == "gate_up_proj" else names[head + "down_proj.weight"][2]
+            raw = codes(head + part + ".weight", [n_expert, rows, k], "mxfp4")
+            out[head + part + "_blocks"] = ("U8", [n_expert, rows, k // 32, 16], raw[head + part + ".weight"][2])
+            out[head + part + "_scales"] = raw[head + part + ".scales"]
+            out[head + part + "_bias"] = ("BF16", [n_expert, rows], pack(floats(head + part + "_bias", [n_expert, rows]), "BF16"))
+        for part in ("gate", "up", "down"):
+            del names[f"{head}{part}_proj.weight"], names[f"{head}{part}_proj.bias"]
+    return out
+
+
+def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=None, fp8=False, blocks=False):
+    """torch_dtype: what config.json says; "same": dtype; None: nothing. packed: in MLX's layout, all matrices in that mode. blocks:
+    experts as gpt-oss is published."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True)
     config = json.loads((TINY / family / "config.json").read_text())
@@ -205,11 +223,14 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=Non
         published_latent(names)
     if fp8:
         config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    tensors = {}
+    if blocks:
+        tensors = in_blocks(names)
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     if family in HYBRID:
         names = published_hybrid(family, names)
     if family.startswith("gemma4"):
         names, config = published_gemma4(family, names, config)
-    tensors = {}
     for n, s in names.items():
         if packed and len(s) > 1 and n.endswith(".weight"):
             tensors.update(codes(n, s, packed))
@@ -252,7 +273,7 @@ def digests(folder):
 
 
 # name -> (family, how the source is written, arguments of mlx_lm.convert). A packed source is given to it with dequantize first, unless
-# nothing is quantised.
+# nothing is quantised; blocks too where "floats_first" is said: else it leaves them as they are.
 CASES = {
     "llama-default": ("llama", {"shards": 3}, {"quantize": True}),
     "llama-2bit-g32": ("llama", {}, {"quantize": True, "q_bits": 2, "q_group_size": 32}),
@@ -277,6 +298,12 @@ CASES = {
     "qwen3_moe-from-nvfp4": ("qwen3_moe", {"packed": "nvfp4", "shards": 2}, {"quantize": True, "q_bits": 5, "q_group_size": 64, "dtype": "float16"}),
     "gpt_oss-from-mxfp4": ("gpt_oss", {"packed": "mxfp4"}, {"quantize": True, "q_group_size": 32}),
     "gpt_oss-kept": ("gpt_oss", {"packed": "mxfp4"}, {"dtype": "float16"}),
+    "gpt_oss": ("gpt_oss", {}, {"quantize": True, "q_group_size": 32}),
+    "gpt_oss-published": ("gpt_oss", {"blocks": True}, {"dtype": "bfloat16"}),
+    "gpt_oss-published-f16": ("gpt_oss", {"blocks": True, "shards": 3}, {"dtype": "float16"}),
+    "gpt_oss-published-8bit": ("gpt_oss", {"blocks": True}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
+    "gpt_oss-published-mixed_4_6": ("gpt_oss", {"blocks": True}, {"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}),
+    "gpt_oss-published-affine": ("gpt_oss", {"blocks": True}, {"quantize": True, "q_group_size": 32, "floats_first": True}),
     "gemma4-moe": ("gemma4-moe", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
     "deepseek_v3": ("deepseek_v3", {}, {"quantize": True, "q_group_size": 32}),
     "deepseek_v32": ("deepseek_v32", {"shards": 2}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
@@ -299,6 +326,6 @@ CASES = {
     "deepseek_v32-fp8": ("deepseek_v32", {"fp8": True, "shards": 2}, {"quantize": True, "q_group_size": 32}),
 }
 # Every family with bits by layer too: the recipe gives the head, v and down of some layers more.
-for _family in {f for f, how, args in CASES.values() if args.get("quantize") and not how.get("packed") and not how.get("fp8")}:
+for _family in {f for f, how, args in CASES.values() if args.get("quantize") and not how.get("packed") and not how.get("fp8") and not how.get("blocks")}:
     CASES.setdefault(_family + "-mixed_4_6", (_family, {}, {"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}))
 CASES = dict(sorted(CASES.items()))
