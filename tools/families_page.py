@@ -12,9 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/golden/tiny"
 FIGURES = ("f32", "f32_sums", "f32_beyond", "l1_f32", "l1", "l2", "tokens")
-# Compared otherwise: what the page says instead of a row of tests/golden/convert, and the test that does it.
-CONVERT = {"diffusion_gemma": ("none: no such model in mlx-lm", None)}
-LAYOUTS = {"diffusion_gemma": ("tests/golden/test_diffusion.c", "test_rounds_equal_oracle")}
 NO_TOKENS = ("llama-dynamic", "llama-longrope")             # goldens of logits alone, as tests/golden/test_logits.c has it
 LOGITS = {"diffusion_gemma": "tests/golden/diffusion"}      # whole rounds over canvases, not logits of a prompt
 
@@ -48,10 +45,6 @@ def goldens(names):
     return out
 
 
-def has_test(file, name):
-    return re.search(rf"\b{name}\b", (ROOT / file).read_text()) is not None
-
-
 class Page:
     def __init__(self, rows):
         self.rows, self.lacks = rows, []
@@ -82,18 +75,13 @@ class Page:
 
     def convert(self, family, names):
         cases = {c: args for c, (source, how, args) in self.cases.items() if source in names and c in self.converted}
-        if family in CONVERT:
-            return CONVERT[family][0]
-        whole = [c for c, args in cases.items() if args.get("quantize") and "quant_predicate" not in args]
-        mixed = [c for c, args in cases.items() if args.get("quant_predicate")]
+        whole = [c for c, args in cases.items() if args.get("quantize") and not args.keys() & {"quant_predicate", "plan"}]
+        mixed = [c for c, args in cases.items() if args.keys() & {"quant_predicate", "plan"}]
         self.need(whole, family, "no uniform case in tests/golden/convert")
         self.need(mixed, family, "no case with bits by layer in tests/golden/convert")
         return f"{len(cases)} cases"
 
     def layouts(self, family, names):
-        if family in LAYOUTS:
-            self.need(has_test(*LAYOUTS[family]), family, "no test of both layouts: " + LAYOUTS[family][1])
-            return LAYOUTS[family][1]
         plain = any(source in names and not how.get("packed") and not how.get("fp8") for source, how, _ in self.cases.values())
         self.need(plain, family, "no plain source in tests/golden/convert: test_published_and_mlx_layout has nothing to compare")
         return "yes"
@@ -142,10 +130,10 @@ checked by `tests/golden/test_logits.c` on every CPU level, whose bits are the s
 REST_HEAD = """
 ## In every form
 
-- **convert**: every tensor of `mlx-bun convert` equals that of mlx_lm.convert bit for bit, uniform and with bits by layer
-  (`tests/golden/convert`, `tests/cli/test_convert.py`).
+- **convert**: every tensor of `mlx-bun convert` equals that of mlx_lm.convert (mlx-vlm's classes for DiffusionGemma) bit for bit, uniform
+  and with bits by layer (`tests/golden/convert`, `tests/cli/test_convert.py`).
 - **layouts**: the plain Hugging Face layout and the MLX layout of the same weights give the same bits
-  (`tests/invariance/test_layouts.py`, test_published_and_mlx_layout, or the test named).
+  (`tests/invariance/test_layouts.py`, test_published_and_mlx_layout).
 - **the same bits** on every CPU level, in chunks of every size, with 1 and N threads (`tests/invariance/bits.json`), and over HTTP alone,
   batched, in chunks and from the prefix cache (`tests/http/test_families.py`): the checkpoints named.
 

@@ -39,6 +39,16 @@ mb_status conv_experts_add(struct conv *c, const struct conv_expert *e, mb_error
     return conv_item_add(c, name, src, n, NULL, err);
 }
 
+/* The same tensor under a weight's name, as mlx-vlm has it (diffusion_gemma). */
+static mb_status fused_add(struct conv *c, const struct tensor_view *t, mb_error *err)
+{
+    const struct tensor_view **src = arena_alloc(&c->arena, sizeof *src);
+    const char *name = arena_printf(&c->arena, "%s.weight", t->name);
+    if (!src || !name) return no_memory(c, err);
+    src[0] = t;
+    return conv_item_add(c, name, src, 1, NULL, err);
+}
+
 /* All experts in one tensor: as if they came one by one, gate and up each by itself. */
 mb_status conv_published_add(struct conv *c, const struct conv_expert *e, const struct tensor_view *t, mb_error *err)
 {
@@ -46,6 +56,7 @@ mb_status conv_published_add(struct conv *c, const struct conv_expert *e, const 
     int n_parts = e->i_part == 0 ? 2 : 1;
     if (n == 0 || t->n_dim != 3 || !is_float(t->dtype) || (size_t)t->shape[0] != n || t->shape[1] % n_parts != 0)
         return mb_fail(err, MB_BAD_FORMAT, "tensor %s: wanted floats of three dims for %zu experts", t->name, n);
+    if (c->spec.canvas.n > 0) return fused_add(c, t, err);
     for (int p = 0; p < n_parts; p++) {
         struct conv_expert part = { e->layer, 0, e->i_part + p };
         struct tensor_view *views = arena_alloc_array(&c->arena, n, sizeof *views);

@@ -13,7 +13,8 @@
  * read. */
 static const char *const dropped_parts[] = { "rotary_emb.inv_freq" };
 static const char *const dropped_starts[] = { "vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.",
-                                              "embed_audio.", "vision_embedder.", "visual." }; /* with or without "model." */
+                                              "embed_audio.", "vision_embedder.", "visual.", "encoder.vision_tower.",
+                                              "encoder.embed_vision." }; /* with or without "model." */
 #define NEW_TEXT_PREFIX "model.language_model."
 
 static bool ends_with(const char *s, const char *end)
@@ -58,6 +59,12 @@ static bool is_unused_kv(const struct conv *c, const char *name)
     return false;
 }
 
+/* Weights that the text over which a canvas lies shares with the canvas: only its scalars are its own. */
+static bool is_encoder_twin(const struct conv *c, const char *name)
+{
+    return c->spec.encoder && starts_with(name, c->spec.encoder) && !ends_with(name, ".layer_scalar");
+}
+
 bool conv_is_mtp(const struct conv *c, const char *name)
 {
     static const char *const starts[] = { "", "model.", "language_model.", "model.language_model.", "language_model.model." };
@@ -75,7 +82,7 @@ const char *conv_rename(struct conv *c, const char *name)
         if (strstr(name, dropped_parts[i])) return NULL;
     for (size_t i = 0; i < sizeof dropped_starts / sizeof dropped_starts[0]; i++)
         if (starts_with(bare, dropped_starts[i])) return NULL;
-    if (is_unused_kv(c, name)) return NULL;
+    if (is_unused_kv(c, name) || is_encoder_twin(c, name)) return NULL;
     if (is_head(name) && c->spec.tied_head) return NULL;
     bool newer = strcmp(c->spec.prefix, NEW_TEXT_PREFIX) == 0;
     if (newer && starts_with(name, NEW_TEXT_PREFIX))
@@ -207,6 +214,9 @@ static const struct keep_row {
     { "qwen3_moe", "mlp.gate" },     { "gpt_oss", "router" },         { "granite", "self_attn.o_proj" },
     { "granite", "mlp.down_proj" },  { "granite", "lm_head" },        { "gemma4", "router.proj" },
     { "gemma4_text", "router.proj" },
+    { "diffusion_gemma", "router.proj" },   { "diffusion_gemma", "embed_tokens" },    { "diffusion_gemma", "self_attn.q_proj" },
+    { "diffusion_gemma", "self_attn.k_proj" }, { "diffusion_gemma", "self_attn.v_proj" }, { "diffusion_gemma", "self_attn.o_proj" },
+    { "diffusion_gemma", "mlp.gate_proj" }, { "diffusion_gemma", "mlp.up_proj" },     { "diffusion_gemma", "mlp.down_proj" },
 };
 
 static const struct recipe_row {

@@ -112,9 +112,8 @@ def test_equal_to_the_oracle(name, tmp_path):
     src = source.write(family, tmp_path / "src", **how)
     out = tmp_path / "out"
     flags = flags_of(args)
-    if args.get("floats_first"):
-        (tmp_path / "plan.json").write_text(json.dumps({"bits": 4, "group_size": args["q_group_size"], **{
-            f"model.layers.{i}.mlp.router": {"bits": 8, "group_size": 64} for i in range(2)}}))
+    if "plan" in args:
+        (tmp_path / "plan.json").write_text(json.dumps({"bits": 4, "group_size": args["q_group_size"], **args["plan"]}))
         flags = ["--q-config", str(tmp_path / "plan.json")]
     report = json.loads(run("convert", src, "--mlx-path", out, *flags, "--json").stdout)
     want = golden[name]

@@ -13,7 +13,9 @@
 
 #include "base/filemap.h"
 #include "base/json.h"
+#include "convert/convert.h"
 #include "engine/open.h"
+#include "format/safetensors.h"
 #include "levels.h"
 
 #define GOLDEN "tests/golden/diffusion"
@@ -253,6 +255,40 @@ static void test_rounds_bits(void **state)
         buf_free(&b);
     }
     json_decref(bits);
+}
+
+/* MOD-003: as transformers saves it and as mlx-vlm keeps it (gate and up of all experts one module), which convert makes: the same
+ * bits in logits, expected embeddings, entropies and ids. */
+static void test_both_layouts(void **state)
+{
+    static const char *const files[] = { "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+                                         "tokenizer.json", "tokenizer_config.json", "chat_template.jinja" };
+    struct checkpoint_opts opts = { .dtype = "bfloat16", .n_threads = 2 };
+    struct path path = { "portable", 2, 64, 1 };
+    char dir[128], file[256];
+    struct checkpoint *made;
+    struct golden g;
+    mb_error err = { 0 };
+    golden_open(&g, "diffusion_gemma");
+    snprintf(dir, sizeof dir, "%s/mlxbun-layout-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    assert_non_null(mkdtemp(dir));
+    if (convert_checkpoint(g.dir, dir, &opts, &err) != MB_OK) fail_msg("%s", err.text);
+    if (checkpoint_open(&made, dir, &err) != MB_OK) fail_msg("%s", err.text);
+    assert_non_null(checkpoint_find(made, "model.decoder.layers.0.experts.gate_up_proj.weight"));
+    assert_null(checkpoint_find(made, "model.decoder.layers.0.experts.gate_up_proj"));
+    checkpoint_close(made);
+    for (int tier = 0; tier < 3; tier++) {
+        uint64_t want = digest(&g, (enum fidelity_tier)tier, &path);
+        struct golden mlx = g;
+        snprintf(mlx.dir, sizeof mlx.dir, "%s", dir);
+        if (digest(&mlx, (enum fidelity_tier)tier, &path) != want) fail_msg("tier %d: the MLX layout has other bits", tier);
+    }
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        snprintf(file, sizeof file, "%s/%s", dir, files[i]);
+        assert_int_equal(unlink(file), 0);
+    }
+    assert_int_equal(rmdir(dir), 0);
+    golden_close(&g);
 }
 
 /* --- generations, through the engine --- */
@@ -566,7 +602,7 @@ static void test_config_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rounds_equal_oracle), cmocka_unit_test(test_rounds_bits), cmocka_unit_test(test_ids_equal_oracle),
+        cmocka_unit_test(test_rounds_equal_oracle), cmocka_unit_test(test_rounds_bits), cmocka_unit_test(test_both_layouts), cmocka_unit_test(test_ids_equal_oracle),
         cmocka_unit_test(test_same_bits_on_every_path), cmocka_unit_test(test_ends), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_config_values),
     };

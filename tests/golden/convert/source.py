@@ -217,10 +217,14 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=Non
     if packed:
         bits, group = PACKED[packed][:2]
         config["quantization"] = {"mode": packed, "bits": bits, "group_size": group}
-    elif config.get("tie_word_embeddings") and "lm_head.weight" not in names and not family.startswith(("gemma", "olmo", "minicpm")):
+    elif config.get("tie_word_embeddings") and "lm_head.weight" not in names and \
+            not family.startswith(("gemma", "olmo", "minicpm", "diffusion")):
         names["lm_head.weight"] = names["model.embed_tokens.weight"]  # a duplicate that tied checkpoints often carry
     if family in LATENT:
         published_latent(names)
+    if family == "diffusion_gemma":     # the tower, and what the text shares with the canvas
+        names.update({"model.encoder.vision_tower.patch.weight": [2, 8], "model.encoder.embed_vision.embedding_projection.weight": [2, 8],
+                      "model.encoder.language_model.layers.0.mlp.up_proj.weight": [2, 8]})
     if fp8:
         config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     tensors = {}
@@ -273,7 +277,7 @@ def digests(folder):
 
 
 # name -> (family, how the source is written, arguments of mlx_lm.convert). A packed source is given to it with dequantize first, unless
-# nothing is quantised; blocks too where "floats_first" is said: else it leaves them as they are.
+# nothing is quantised; blocks too where "floats_first" is said: else it leaves them as they are. plan: modules that differ (--q-config).
 CASES = {
     "llama-default": ("llama", {"shards": 3}, {"quantize": True}),
     "llama-2bit-g32": ("llama", {}, {"quantize": True, "q_bits": 2, "q_group_size": 32}),
@@ -303,7 +307,13 @@ CASES = {
     "gpt_oss-published-f16": ("gpt_oss", {"blocks": True, "shards": 3}, {"dtype": "float16"}),
     "gpt_oss-published-8bit": ("gpt_oss", {"blocks": True}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
     "gpt_oss-published-mixed_4_6": ("gpt_oss", {"blocks": True}, {"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}),
-    "gpt_oss-published-affine": ("gpt_oss", {"blocks": True}, {"quantize": True, "q_group_size": 32, "floats_first": True}),
+    "gpt_oss-published-affine": ("gpt_oss", {"blocks": True}, {"quantize": True, "q_group_size": 32, "floats_first": True,
+                                                               "plan": {f"model.layers.{i}.mlp.router": {"bits": 8, "group_size": 64} for i in (0, 1)}}),
+    "diffusion_gemma": ("diffusion_gemma", {}, {"quantize": True, "q_group_size": 32}),
+    "diffusion_gemma-f16": ("diffusion_gemma", {"shards": 2}, {"dtype": "float16"}),
+    "diffusion_gemma-by-layer": ("diffusion_gemma", {}, {"quantize": True, "q_group_size": 32, "plan": {
+        "model.decoder.layers.1.experts.down_proj": {"bits": 6, "group_size": 32}, "model.decoder.embed_tokens": {"bits": 8, "group_size": 64},
+        "model.decoder.layers.0.experts.gate_up_proj": {"bits": 3, "group_size": 64}}}),
     "gemma4-moe": ("gemma4-moe", {"shards": 2}, {"quantize": True, "q_group_size": 32}),
     "deepseek_v3": ("deepseek_v3", {}, {"quantize": True, "q_group_size": 32}),
     "deepseek_v32": ("deepseek_v32", {"shards": 2}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
@@ -326,6 +336,6 @@ CASES = {
     "deepseek_v32-fp8": ("deepseek_v32", {"fp8": True, "shards": 2}, {"quantize": True, "q_group_size": 32}),
 }
 # Every family with bits by layer too: the recipe gives the head, v and down of some layers more.
-for _family in {f for f, how, args in CASES.values() if args.get("quantize") and not how.get("packed") and not how.get("fp8") and not how.get("blocks")}:
+for _family in {f for f, how, args in CASES.values() if args.get("quantize") and f != "diffusion_gemma" and not how.get("packed") and not how.get("fp8") and not how.get("blocks")}:
     CASES.setdefault(_family + "-mixed_4_6", (_family, {}, {"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}))
 CASES = dict(sorted(CASES.items()))
