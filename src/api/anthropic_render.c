@@ -24,6 +24,7 @@ struct anthropic_render {
     char id[48];
     enum block open;
     int32_t n_blocks;             /* opened so far */
+    struct buf lead;              /* of the open block's deltas, up to their text; empty: not written yet */
     struct buf text;              /* of the open block */
     struct buf blocks;            /* closed blocks, JSON; answers only */
     struct buf stop;              /* the matched stop string */
@@ -37,6 +38,7 @@ static void render_close(void *ctx)
 {
     struct anthropic_render *w = ctx;
     if (!w) return;
+    buf_free(&w->lead);
     buf_free(&w->text);
     buf_free(&w->blocks);
     buf_free(&w->stop);
@@ -53,6 +55,7 @@ static mb_status render_open(void **out, const struct api_request *r, const stru
     w->stream = r->stream;
     w->warm_up = x->warm_up;
     api_make_id(w->id, sizeof w->id, r->dialect->id_prefix);
+    buf_init(&w->lead, 0);
     buf_init(&w->text, 0);
     buf_init(&w->blocks, 0);
     buf_init(&w->stop, 0);
@@ -120,12 +123,28 @@ static void block_event(const struct anthropic_render *w, struct buf *out, const
     buf_printf(out, ", \"index\": %d", (int)w->n_blocks - 1);
 }
 
-static void delta(const struct anthropic_render *w, struct buf *out, const char *type, const char *key, struct str text)
+static void delta_lead(const struct anthropic_render *w, struct buf *out, const char *type, const char *key)
 {
     block_event(w, out, "content_block_delta");
     buf_printf(out, ", \"delta\": {\"type\": \"%s\", \"%s\": ", type, key);
+}
+
+static void delta_text(struct buf *out, struct str text)
+{
     json_write_string(out, text.ptr, text.len);
     buf_append_str(out, "}}\n\n");
+}
+
+/* Of the open block: nothing but the text changes from one to the next. */
+static void block_delta(struct anthropic_render *w, struct buf *out, const char *type, const char *key, struct str text)
+{
+    if (!w->lead.len) delta_lead(w, &w->lead, type, key);
+    if (w->lead.failed) {
+        out->failed = w->lead.failed;
+        return;
+    }
+    buf_append(out, w->lead.data, w->lead.len);
+    delta_text(out, text);
 }
 
 static void close_thinking(struct anthropic_render *w, struct buf *out)
@@ -159,6 +178,7 @@ static void close_block(struct anthropic_render *w, struct buf *out)
         buf_append_str(out, "}\n\n");
     }
     w->open = BLOCK_NONE;
+    buf_clear(&w->lead);
     buf_clear(&w->text);
 }
 
@@ -181,8 +201,8 @@ static void on_text(struct anthropic_render *w, const struct gen_event *ev, stru
     open_block(w, thinking ? BLOCK_THINKING : BLOCK_TEXT, out);
     if (!w->stream || thinking) buf_append(&w->text, t.ptr, t.len);
     if (!w->stream) return;
-    if (thinking) delta(w, out, "thinking_delta", "thinking", t);
-    else delta(w, out, "text_delta", "text", t);
+    if (thinking) block_delta(w, out, "thinking_delta", "thinking", t);
+    else block_delta(w, out, "text_delta", "text", t);
 }
 
 /* --- tool calls --- */
@@ -219,7 +239,8 @@ static void on_tool(struct anthropic_render *w, const struct gen_event *ev, stru
     buf_append_str(out, ", \"content_block\": ");
     put_tool_head(out, ev);
     buf_append_str(out, "{}}}\n\n");
-    delta(w, out, "input_json_delta", "partial_json", ev->u.tool.arguments);
+    delta_lead(w, out, "input_json_delta", "partial_json");
+    delta_text(out, ev->u.tool.arguments);
     block_event(w, out, "content_block_stop");
     buf_append_str(out, "}\n\n");
 }

@@ -27,6 +27,9 @@ struct openai_render {
     int32_t n_prompt, n_cached, n_completion, n_reasoning;
     struct gen_fill_counts fill;
     struct buf head;          /* ..."created": N, "model": "x" : the same in every chunk */
+    struct buf lead;          /* what the last chunk of text began with, up to its text; of this choice and channel */
+    int32_t lead_choice;
+    enum gen_channel lead_channel;
     struct choice *choices;   /* [n_choices] */
 };
 
@@ -34,6 +37,7 @@ static void make_head(struct openai_render *w)
 {
     const char *model = w->client->info(w->client->ctx)->id;
     buf_init(&w->head, 0);
+    buf_init(&w->lead, 0);
     buf_printf(&w->head, "{\"id\": \"%s\", \"object\": \"%s\", \"created\": %lld, \"model\": ", w->id,
                w->stream ? w->d->chunk_object : w->d->object, (long long)w->created);
     json_write_string(&w->head, model, strlen(model));
@@ -77,6 +81,7 @@ static void render_close(void *ctx)
     }
     mb_free(w->choices);
     buf_free(&w->head);
+    buf_free(&w->lead);
     mb_free(w);
 }
 
@@ -151,25 +156,35 @@ static void chunk_role(struct openai_render *w, struct buf *out)
     }
 }
 
+/* Nothing but the text changes from token to token: what stands before it is written once. */
+static const struct buf *text_lead(struct openai_render *w, const struct gen_event *ev)
+{
+    bool same = w->lead.len && w->lead_choice == ev->i_choice && w->lead_channel == ev->u.text.channel;
+    if (same) return &w->lead;
+    buf_clear(&w->lead);
+    w->lead_choice = ev->i_choice;
+    w->lead_channel = ev->u.text.channel;
+    chunk_begin(w, ev->i_choice, &w->lead);
+    buf_append_str(&w->lead, !w->d->is_chat ? "\"text\": " : w->lead_channel == GEN_REASONING ? "\"delta\": {\"reasoning_content\": "
+                                                                                         : "\"delta\": {\"content\": ");
+    return &w->lead;
+}
+
 static void chunk_text(struct openai_render *w, const struct gen_event *ev, struct buf *out)
 {
+    const struct buf *lead = text_lead(w, ev);
     struct str t = ev->u.text.text;
-    chunk_begin(w, ev->i_choice, out);
-    if (!w->d->is_chat) {
-        buf_append_str(out, "\"text\": ");
-        json_write_string(out, t.ptr, t.len);
-        buf_append_str(out, ", \"finish_reason\": null}]}\n\n");
+    if (lead->failed) {
+        out->failed = lead->failed;
         return;
     }
-    if (ev->u.text.channel == GEN_REASONING) {
-        buf_append_str(out, "\"delta\": {\"reasoning_content\": ");
-        json_write_string(out, t.ptr, t.len);
-        buf_append_str(out, ", \"reasoning\": ");
-    } else {
-        buf_append_str(out, "\"delta\": {\"content\": ");
-    }
+    buf_append(out, lead->data, lead->len);
     json_write_string(out, t.ptr, t.len);
-    buf_append_str(out, "}, \"finish_reason\": null}]}\n\n");
+    if (w->d->is_chat && ev->u.text.channel == GEN_REASONING) {
+        buf_append_str(out, ", \"reasoning\": ");
+        json_write_string(out, t.ptr, t.len);
+    }
+    buf_append_str(out, w->d->is_chat ? "}, \"finish_reason\": null}]}\n\n" : ", \"finish_reason\": null}]}\n\n");
 }
 
 /* {"id", "type", "function": {"name", "arguments"}}; the arguments are a text (API-095). */

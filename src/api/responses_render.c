@@ -42,6 +42,8 @@ struct responses_render {
     enum item open;
     char item_id[64];                 /* of the open item */
     int32_t n_items;                  /* opened so far */
+    struct buf lead;                  /* of the open item's deltas, up to their text; empty: not written yet */
+    size_t seq_at;                    /* where in it their sequence_number goes */
     struct buf text;                  /* of the open item */
     struct buf items;                 /* closed items, JSON */
     enum gen_finish finish;
@@ -53,6 +55,7 @@ static void render_close(void *ctx)
 {
     struct responses_render *w = ctx;
     if (!w) return;
+    buf_free(&w->lead);
     buf_free(&w->text);
     buf_free(&w->items);
     mb_free(w);
@@ -68,6 +71,7 @@ static mb_status render_open(void **out, const struct api_request *r, const stru
     w->client = client;
     w->created = clock_unix_s();
     api_make_id(w->id, sizeof w->id, r->dialect->id_prefix);
+    buf_init(&w->lead, 0);
     buf_init(&w->text, 0);
     buf_init(&w->items, 0);
     return MB_OK;
@@ -145,14 +149,40 @@ static bool item_event(struct responses_render *w, struct buf *out, const char *
     return true;
 }
 
-/* ..., "content_index": 0, "KEY": TEXT} */
-static void text_event(struct responses_render *w, struct buf *out, const char *what, const char *key, struct str text)
+static void put_text(const struct responses_render *w, struct buf *out, struct str text)
 {
-    const struct form *f = &FORMS[w->open];
-    if (!item_event(w, out, f->text, what)) return;
-    buf_printf(out, ", \"%s\": 0, \"%s\": ", f->index, key);
     json_write_string(out, text.ptr ? text.ptr : "", text.len);
     buf_append_str(out, w->open == ITEM_MESSAGE ? ", \"logprobs\": []}\n\n" : "}\n\n");
+}
+
+static void text_done(struct responses_render *w, struct buf *out, struct str text)
+{
+    const struct form *f = &FORMS[w->open];
+    if (!item_event(w, out, f->text, "done")) return;
+    buf_printf(out, ", \"%s\": 0, \"text\": ", f->index);
+    put_text(w, out, text);
+}
+
+static void delta_lead(struct responses_render *w)
+{
+    const struct form *f = &FORMS[w->open];
+    buf_printf(&w->lead, "event: response.%s.delta\ndata: {\"type\": \"response.%s.delta\", \"sequence_number\": ", f->text, f->text);
+    w->seq_at = w->lead.len;
+    buf_printf(&w->lead, ", \"item_id\": \"%s\", \"output_index\": %d, \"%s\": 0, \"delta\": ", w->item_id, (int)w->n_items - 1, f->index);
+}
+
+/* Nothing but number and text changes from one to the next. */
+static void text_delta(struct responses_render *w, struct buf *out, struct str text)
+{
+    if (!w->lead.len) delta_lead(w);
+    if (w->lead.failed) {
+        out->failed = w->lead.failed;
+        return;
+    }
+    buf_append(out, w->lead.data, w->seq_at);
+    json_write_int(out, w->seq++);
+    buf_append(out, w->lead.data + w->seq_at, w->lead.len - w->seq_at);
+    put_text(w, out, text);
 }
 
 static void put_part(const struct form *f, struct str text, struct buf *out)
@@ -225,13 +255,14 @@ static void close_item(struct responses_render *w, struct buf *out, const char *
     struct str text = { w->text.data ? w->text.data : "", w->text.len };
     struct buf item;
     if (w->open == ITEM_NONE) return;
-    text_event(w, out, "done", "text", text);
+    text_done(w, out, text);
     part_event(w, out, "done", text);
     buf_init(&item, 0);
     put_item(w, status, false, &item);
     keep(w, out, &item);
     buf_free(&item);
     w->open = ITEM_NONE;
+    buf_clear(&w->lead);
     buf_clear(&w->text);
 }
 
@@ -255,7 +286,7 @@ static void on_text(struct responses_render *w, const struct gen_event *ev, stru
     struct str t = ev->u.text.text;
     open_item(w, out, !thought ? ITEM_MESSAGE : w->x->want_summary ? ITEM_SUMMARY : ITEM_REASONING);
     buf_append(&w->text, t.ptr, t.len);
-    text_event(w, out, "delta", "delta", t);
+    if (w->r->stream) text_delta(w, out, t);
 }
 
 /* --- calls --- */

@@ -88,7 +88,13 @@ void json_write_double(struct buf *b, double v)
 
 void json_write_int(struct buf *b, int64_t v)
 {
-    buf_printf(b, "%" PRId64, v);
+    char digits[21];
+    size_t at = sizeof digits;
+    uint64_t left = v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
+    do digits[--at] = (char)('0' + left % 10);
+    while (left /= 10);
+    if (v < 0) digits[--at] = '-';
+    buf_append(b, digits + at, sizeof digits - at);
 }
 
 /* --- strings --- */
