@@ -69,6 +69,15 @@ void step_deliver(struct engine *e, struct step *st)
         s->method->deliver(e, s, st, i);
     }
     st->undelivered = false;
+    tell_told(e);
+}
+
+void tell_told(struct engine *e)
+{
+    for (struct sequence *s = e->first; s; s = s->next) {
+        const struct job_filter *f = &s->run->job->filter;
+        if (f->on_told && s->run->started) f->on_told(f->ctx);
+    }
 }
 
 /* Take ended runs out of the list under the lock; returns them linked. */

@@ -56,6 +56,8 @@ struct job_filter {
     /* The engine holds nothing of this job any more: the last call, always made exactly once after a successful
      * engine_submit. The job's memory may be freed. */
     void (*on_done)(void *ctx);
+    /* Nothing more is told for now: what a step gave has been told. Only behind on_token, once or oftener. May be NULL. */
+    void (*on_told)(void *ctx);
 };
 
 struct index_mark { int32_t index; }; /* where a snapshot is worth taking (ends of system part and messages) */

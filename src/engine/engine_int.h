@@ -244,6 +244,7 @@ void run_finish(struct engine *e, struct run *r, enum end_reason why, mb_status 
 /* A run that never started: callbacks, then gone. */
 void run_refuse(struct engine *e, struct run *r, enum end_reason why, mb_status status, const char *text);
 void step_deliver(struct engine *e, struct step *st);
+void tell_told(struct engine *e); /* what was told may go on to whom it is for */
 void sweep(struct engine *e);
 
 /* plan.c */

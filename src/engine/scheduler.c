@@ -300,6 +300,7 @@ void *engine_main(void *arg)
             alive = step_run(e, st, before);
             e->i_step = e->info->async ? 1 - e->i_step : e->i_step;
         }
+        tell_told(e);
         sweep(e);
         stats_publish(e);
     }

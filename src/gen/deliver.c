@@ -120,6 +120,7 @@ static enum verdict on_token(void *ctx, int32_t i_choice, const struct draw *d, 
         return c->limit.err.code ? fail(c, c->limit.err.code, c->limit.err.text)
                                  : fail(c, MB_INVALID, "logit_bias and constraints leave no token that may be drawn");
     c->n_drawn++;
+    stream_hold(s);
     if (s->req.logprobs || s->req.tokens || s->req.n_top_logprobs > 0) push_token(c, d, is_end);
     if (is_end) return c->failed ? fail(c, MB_NO_MEMORY, "no memory for the answer") : VERDICT_GO;
     bool was_inside = c->split.inside;
@@ -208,6 +209,11 @@ static void on_end(void *ctx, int32_t i_choice, enum end_reason reason, mb_statu
     if (c->failed) stream_error(s, MB_NO_MEMORY, "no memory for the answer", NULL);
 }
 
+static void on_told(void *ctx)
+{
+    stream_told(ctx);
+}
+
 static void on_done(void *ctx)
 {
     stream_producer_done(ctx);
@@ -216,7 +222,7 @@ static void on_done(void *ctx)
 struct job_filter deliver_filter(struct gen_stream *s)
 {
     return (struct job_filter){ .ctx = s, .on_start = on_start, .on_progress = on_progress, .on_token = on_token,
-                                .on_score = on_score, .on_end = on_end, .on_done = on_done };
+                                .on_score = on_score, .on_told = on_told, .on_end = on_end, .on_done = on_done };
 }
 
 mb_status deliver_init(struct gen_engine *g, struct gen_stream *s, const struct gen_prompt *p, bool thinks, mb_error *err)

@@ -128,8 +128,8 @@ struct gen_event {
 
 struct gen_stream; /* one running request; belongs to one consumer thread at a time */
 
-/* Called (any thread, must not block) when a stream that was empty has an event. It holds no lock; gen_close waits for it, so a
- * consumer never closes a stream from inside it or with a lock that it takes. */
+/* Called (any thread, must not block) when a stream that was empty has an event; for what a step of the engine gave, once all of it is
+ * there. It holds no lock; gen_close waits for it, so a consumer never closes a stream from inside it or with a lock that it takes. */
 typedef void (*gen_notify_fn)(void *ctx);
 
 /* Embeddings of texts or ids; borrowed while the call lasts. */
@@ -201,6 +201,9 @@ struct gen_model_info {
 /* Next event. wait_ms: 0 = do not wait, < 0 = for ever. Returns false when none came in time. Pointers in the event stay
  * valid until the next call. After GEN_EV_ERROR or GEN_EV_DONE no event follows. */
 bool gen_next(struct gen_stream *s, int64_t wait_ms, struct gen_event *out);
+/* The next event when it is text or a token, without waiting: what may be taken inside notify, by whoever is the consumer then; what
+ * ends a stream stays. *more: other events are left. */
+bool gen_next_text(struct gen_stream *s, struct gen_event *out, bool *more);
 /* Stop early; events still queued are dropped, GEN_EV_DONE follows. Idempotent, any thread. */
 void gen_cancel(struct gen_stream *s);
 /* Release. Cancels if it still runs; the memory goes when the engine has let go of it. */

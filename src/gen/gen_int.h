@@ -165,6 +165,7 @@ struct gen_stream {
     struct { bool set; int32_t n_done, n_total; } progress; /* latest only */
     bool cancelled, closed, terminal;  /* terminal: ERROR or DONE has been queued */
     bool parked, submitted, producer_done;
+    bool holding, due;                 /* a step's tokens come; notify is due when they are all there. Engine thread only */
     uint64_t job_id;
 
     struct gen_stream *next, *prev;    /* in the preparation queue */
@@ -198,6 +199,9 @@ mb_status client_embed(void *ctx, const struct gen_embed_request *r, struct gen_
 mb_status stream_start(void *ctx, const struct gen_request *r, gen_notify_fn notify, void *notify_ctx,
                        struct gen_stream **out, mb_error *err);
 void stream_push(struct gen_stream *s, const struct gen_event *ev, const char *text, size_t len, bool *failed);
+/* Engine thread: what is pushed from here on is told to the consumer at stream_told, in one. */
+void stream_hold(struct gen_stream *s);
+void stream_told(struct gen_stream *s);
 void stream_progress(struct gen_stream *s, int32_t n_done, int32_t n_total);
 void stream_error(struct gen_stream *s, mb_status status, const char *text, const char *at);
 /* The producer is done: DONE unless an error went before, and its reference goes. */

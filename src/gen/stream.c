@@ -107,6 +107,10 @@ static bool wake(struct gen_stream *s)
 {
     pthread_cond_signal(&s->ready);
     if (!s->notify || s->closed) return false;
+    if (s->holding) {
+        s->due = true;
+        return false;
+    }
     s->n_telling++;
     return true;
 }
@@ -118,6 +122,23 @@ static void tell(struct gen_stream *s)
     pthread_mutex_lock(&s->lock);
     if (--s->n_telling == 0 && s->closed) pthread_cond_broadcast(&s->told);
     pthread_mutex_unlock(&s->lock);
+}
+
+void stream_hold(struct gen_stream *s)
+{
+    s->holding = true;
+}
+
+void stream_told(struct gen_stream *s)
+{
+    if (!s->holding) return;
+    s->holding = false;
+    if (!s->due) return;
+    s->due = false;
+    pthread_mutex_lock(&s->lock);
+    bool due = (s->ring.n > 0 || s->progress.set) && wake(s);
+    pthread_mutex_unlock(&s->lock);
+    if (due) tell(s);
 }
 
 void stream_push(struct gen_stream *s, const struct gen_event *ev, const char *text, size_t len, bool *failed)
@@ -241,6 +262,16 @@ bool gen_next(struct gen_stream *s, int64_t wait_ms, struct gen_event *out)
         engine_unpark(e, id);
         stream_unref(s);
     }
+    return got;
+}
+
+bool gen_next_text(struct gen_stream *s, struct gen_event *out, bool *more)
+{
+    pthread_mutex_lock(&s->lock);
+    enum gen_event_type type = s->ring.n ? s->ring.slots[s->ring.head].ev.type : GEN_EV_DONE;
+    bool got = (type == GEN_EV_TEXT || type == GEN_EV_TOKEN) && !s->parked && take(s, out);
+    *more = s->ring.n > 0 || s->progress.set;
+    pthread_mutex_unlock(&s->lock);
     return got;
 }
 

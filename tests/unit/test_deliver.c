@@ -3,6 +3,8 @@
 #include "gen_rig.h"
 
 #include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 
 #include "chat/reasoning.h"
 #include "gen/stop.h"
@@ -487,6 +489,81 @@ static void test_api325_queue_full(void **state)
     rig_stop(&r);
 }
 
+/* What notify takes itself: text and tokens, all of a step in one call; what ends the stream stays for later. */
+struct here {
+    struct gen_stream *_Atomic s; /* NULL: notify leaves all */
+    sem_t reached, go, over;
+    int n_batches, n_calls, n_tokens, n_texts;
+    struct buf text;
+};
+
+static void here_batch(void *ctx, const struct row *rows, int32_t n_rows)
+{
+    struct here *h = ctx;
+    (void)rows;
+    (void)n_rows;
+    if (++h->n_batches != 2) return;
+    sem_post(&h->reached);
+    sem_wait(&h->go);
+}
+
+static void here_notify(void *ctx)
+{
+    struct here *h = ctx;
+    struct gen_event ev;
+    bool more = true;
+    if (!atomic_load(&h->s)) return;
+    h->n_calls++;
+    while (more && gen_next_text(atomic_load(&h->s), &ev, &more)) {
+        assert_true(ev.type == GEN_EV_TEXT || ev.type == GEN_EV_TOKEN);
+        if (ev.type == GEN_EV_TOKEN) h->n_tokens++;
+        else h->n_texts++, buf_append(&h->text, ev.u.text.text.ptr, ev.u.text.text.len);
+    }
+    if (more) {
+        atomic_store(&h->s, NULL);
+        sem_post(&h->over);
+    }
+}
+
+static void test_text_inside_notify(void **state)
+{
+    (void)state;
+    struct gen_rig r;
+    struct gen_stream *s;
+    struct gen_event ev;
+    struct gen_request q = rig_chat(HI);
+    struct here h = { 0 };
+    bool more = false, started = false;
+    q.tokens = true;
+    sem_init(&h.reached, 0, 0), sem_init(&h.go, 0, 0), sem_init(&h.over, 0, 0);
+    rig_init(&r, (const char *[]){ "one", " two", " three", " four", NULL });
+    r.so.on_batch = here_batch;
+    r.so.on_batch_ctx = &h;
+    rig_start(&r);
+    assert_int_equal(r.client.start(r.client.ctx, &q, here_notify, &h, &s, NULL), MB_OK);
+    sem_wait(&h.reached); /* the first token has been told, and the engine waits */
+    assert_false(gen_next_text(s, &ev, &more));
+    assert_true(more); /* the start, which is no text */
+    while (gen_next(s, 0, &ev)) {
+        started = started || ev.type == GEN_EV_START;
+        if (ev.type == GEN_EV_TEXT) buf_append(&h.text, ev.u.text.text.ptr, ev.u.text.text.len);
+    }
+    assert_true(started);
+    atomic_store(&h.s, s);
+    sem_post(&h.go);
+    sem_wait(&h.over);
+    assert_true(h.n_texts > 0);
+    assert_int_equal(h.n_tokens, r.n_script); /* the first is missing, the end token counts */
+    assert_int_equal(h.n_calls, h.n_tokens);  /* a step gives a token and its text: one call */
+    while (gen_next(s, 20000, &ev) && ev.type != GEN_EV_DONE) assert_int_not_equal(ev.type, GEN_EV_TEXT);
+    assert_int_equal(ev.type, GEN_EV_DONE);
+    assert_string_equal(h.text.data, "one two three four");
+    gen_close(s);
+    rig_stop(&r);
+    buf_free(&h.text);
+    sem_destroy(&h.reached), sem_destroy(&h.go), sem_destroy(&h.over);
+}
+
 static void test_score(void **state)
 {
     (void)state;
@@ -519,7 +596,7 @@ int main(void)
         cmocka_unit_test(test_b034_end_ids), cmocka_unit_test(test_errors_of_preparation),
         cmocka_unit_test(test_b008_user_control_text), cmocka_unit_test(test_render_tools_and_continue),
         cmocka_unit_test(test_choices_and_logprobs), cmocka_unit_test(test_full_ring_parks),
-        cmocka_unit_test(test_b043_close_any_time), cmocka_unit_test(test_cancel_gives_done),
+        cmocka_unit_test(test_b043_close_any_time), cmocka_unit_test(test_cancel_gives_done), cmocka_unit_test(test_text_inside_notify),
         cmocka_unit_test(test_api325_queue_full), cmocka_unit_test(test_score),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
