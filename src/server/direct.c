@@ -1,20 +1,22 @@
 /* direct.c: events of a running stream straight to the socket.
  *
  * Waking the library's thread for every token costs more than the token's bytes. While it has a stream suspended it has
- * nothing of it left to send (it asks for more only when all before is gone), so the pump may write a whole chunk itself.
+ * nothing of it left to send (it asks for more only when all before is gone), so the pump may write a whole chunk itself, be it the
+ * pump's thread or, where few streams run, the engine's (pump.c).
  * It does so only where little is on its way to the client; else the bytes go the ordinary way, which knows how to wait.
  */
 #include <errno.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include "server/server_int.h"
 
 #define MOST_BYTES 4096      /* of one chunk */
+#define SIZE_LINE_BYTES 6    /* MOST_BYTES in hexadecimal digits, and the line's end */
 #define MOST_QUEUED 8192     /* bytes that the client has not yet acknowledged */
 
 /* Are at most MOST_QUEUED bytes on their way? The system is asked only when what was sent since it was asked last could make more. */
@@ -39,19 +41,23 @@ static size_t size_line(char *to, size_t len)
     return n;
 }
 
+bool direct_ready_locked(struct http_exchange *x)
+{
+    bool free_line = x->suspended && x->mhd && x->chunked && x->out_flowed && x->out.len == x->out_off && !x->out.failed;
+    return free_line && !x->stream_end && little_queued(x);
+}
+
 bool direct_send_locked(struct http_exchange *x, const struct buf *b)
 {
-    char head[2 * sizeof b->len + 2];
+    char chunk[SIZE_LINE_BYTES + MOST_BYTES + 2]; /* one piece of memory costs the system less than three */
     int one = 1;
-    bool free_line = x->suspended && x->mhd && x->chunked && x->out_flowed && x->out.len == x->out_off && !x->out.failed;
-    if (!free_line || x->stream_end || b->len == 0 || b->len > MOST_BYTES) return false;
-    if (!little_queued(x)) return false;
+    if (b->len == 0 || b->len > MOST_BYTES || !direct_ready_locked(x)) return false;
     if (!x->no_delay) setsockopt(x->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* a Unix socket needs none */
     x->no_delay = true;
-    size_t n = size_line(head, b->len), whole = n + b->len + 2;
-    struct iovec parts[3] = { { head, n }, { b->data, b->len }, { (char *)(uintptr_t)"\r\n", 2 } };
-    struct msghdr m = { .msg_iov = parts, .msg_iovlen = 3 };
-    ssize_t sent = sendmsg(x->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+    size_t n = size_line(chunk, b->len), whole = n + b->len + 2;
+    memcpy(chunk + n, b->data, b->len);
+    memcpy(chunk + n + b->len, "\r\n", 2);
+    ssize_t sent = send(x->fd, chunk, whole, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) return false; /* the library will see the same, or wait */
     x->queued_most += whole;
     if ((size_t)sent < whole) { /* no memory for a few bytes: the chunk cannot be finished by anybody */

@@ -9,6 +9,8 @@
 #include "base/clock.h"
 #include "server/server_int.h"
 
+#define HERE_BYTES 2048 /* of text that the engine's thread stops behind */
+
 /* A Warning header (Q26), when nothing has been sent yet. Bytes that a header cannot hold are replaced. */
 static void warn(struct http_exchange *x, const char *text)
 {
@@ -191,6 +193,30 @@ static void drain(struct http_exchange *x)
     if (b->cap > OUT_LOW_BYTES) buf_free(b), buf_init(b, 0);
 }
 
+/* Text of one turn, to the client. What cannot go at once stays in out, which the pump's thread lets the library send. */
+static void text_here_locked(struct http_exchange *x, struct buf *b, bool *more)
+{
+    struct gen_event ev;
+    buf_clear(b);
+    while (*more && b->len < HERE_BYTES && x->late.code == MB_OK && gen_next_text(x->gen, &ev, more)) {
+        trace_event(x, &ev);
+        if (api_render_event(x->render, &ev, b, &x->late) != MB_OK) buf_clear(b);
+    }
+    if (b->len == 0) return;
+    if (!direct_send_locked(x, b)) buf_append(&x->out, b->data, b->len);
+    x->t_bytes_ns = clock_now_ns();
+}
+
+bool generate_here(struct http_exchange *x)
+{
+    bool more = true;
+    if (!x->is_stream || x->late.code != MB_OK || pthread_mutex_trylock(&x->lock) != 0) return false;
+    if (!x->gone && !x->hung_up && !x->cut && direct_ready_locked(x)) text_here_locked(x, &x->s->pump_bytes, &more);
+    bool done = !more && x->late.code == MB_OK && x->out.len == x->out_off && !x->out.failed;
+    pthread_mutex_unlock(&x->lock);
+    return done;
+}
+
 /* Why it must end from outside: 0 no, 1 the client has gone, 2 the server cuts it off. */
 static int ended(struct http_exchange *x)
 {
@@ -230,10 +256,12 @@ void generate_step(struct http_exchange *x)
     if (x->finished) return;
     pthread_mutex_lock(&x->lock);
     bool ready = x->gen_ready;
+    if (x->out.len > x->out_off || x->out.failed) http_resume_locked(x); /* of generate_here */
     pthread_mutex_unlock(&x->lock);
     if (!ready) return; /* the worker wakes us again */
     int why = ended(x);
     if (why) give_up(x, why);
+    else if (x->late.code != MB_OK) fail(x, &x->late, &x->s->pump_bytes);
     else drain(x);
 }
 

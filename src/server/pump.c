@@ -1,5 +1,9 @@
-/* pump.c: the pump thread: the one consumer of all running generations, the watch over the sockets of pending requests
+/* pump.c: the pump: the one consumer of all running generations, the watch over the sockets of pending requests
  * (a suspended connection is blind in libmicrohttpd), keep-alive lines and deadlines.
+ *
+ * Who holds `pump_role` is the pump. That is its thread whenever it is awake. While it sleeps and few streams run, the engine's thread
+ * takes the role for as long as it takes to send the text it has just made (generate_here): waking a thread for it costs more than the
+ * sending. It never waits for the role nor for a lock, and leaves whatever else there is to the thread.
  *
  * References: an exchange in the ready list, in the watch, or in the pump's list is held by it. The watch's reference is
  * dropped here, after the events that were already fetched have been looked at, so an event never names freed memory. */
@@ -13,6 +17,7 @@
 
 #define TICK_MS 250
 #define CONNS_EVERY_NS 1000000000
+#define HERE_STREAMS 2      /* above so many one wake-up serves them all */
 
 static void poke(struct server *s)
 {
@@ -38,9 +43,19 @@ void pump_wake(struct http_exchange *x)
     if (asleep) poke(s);
 }
 
+/* x stays while this runs: its generation is not closed before notify is back, and being in the list holds it. */
+static bool turn_here(struct http_exchange *x)
+{
+    struct server *s = x->s;
+    if (pthread_mutex_trylock(&s->pump_role) != 0) return false;
+    bool done = x->in_pump && !x->finished && s->n_pump <= HERE_STREAMS && generate_here(x);
+    pthread_mutex_unlock(&s->pump_role);
+    return done;
+}
+
 void pump_notify(void *x)
 {
-    pump_wake(x);
+    if (!turn_here(x)) pump_wake(x);
 }
 
 /* --- watch --- */
@@ -79,6 +94,7 @@ static void adopt(struct http_exchange *x)
     x->in_pump = true;
     x->pump_next = x->s->pump_list;
     x->s->pump_list = x;
+    x->s->n_pump++;
     if (probe) generate_probe(x);
 }
 
@@ -88,6 +104,7 @@ static void let_go(struct http_exchange *x)
     struct http_exchange **p = &x->s->pump_list;
     while (*p != x) p = &(*p)->pump_next;
     *p = x->pump_next;
+    x->s->n_pump--;
     x->in_pump = false;
     exchange_unref(x);
 }
@@ -176,6 +193,7 @@ static void *pump_main(void *ctx)
     threads_lower_priority();
     for (;;) {
         int n = epoll_wait(s->epoll_fd, ev, 64, fall_asleep(s) ? TICK_MS : 0);
+        pthread_mutex_lock(&s->pump_role);
         for (int i = 0; i < n; i++) {
             if (ev[i].data.ptr != NULL) on_socket(s, &ev[i]); /* else wake_fd: edge-triggered, its count is never read */
         }
@@ -186,10 +204,11 @@ static void *pump_main(void *ctx)
         pthread_mutex_lock(&s->lock);
         bool quit = s->pump_quit;
         pthread_mutex_unlock(&s->lock);
-        if (quit && !s->pump_list) break;
+        bool over = quit && !s->pump_list;
+        if (over) take_ready(s);
+        pthread_mutex_unlock(&s->pump_role);
+        if (over) return NULL;
     }
-    take_ready(s);
-    return NULL;
 }
 
 mb_status pump_start(struct server *s, mb_error *err)

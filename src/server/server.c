@@ -61,6 +61,7 @@ mb_status server_open(struct server **out, const struct engine_client *client, c
     s->started_unix_s = clock_unix_s();
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->ready_lock, NULL);
+    pthread_mutex_init(&s->pump_role, NULL);
     pthread_mutex_init(&s->work_lock, NULL);
     pthread_cond_init(&s->work_cond, NULL);
     arena_init(&s->arena, 1 << 20);
@@ -195,6 +196,7 @@ void server_close(struct server *s)
     arena_free(&s->arena);
     pthread_cond_destroy(&s->work_cond);
     pthread_mutex_destroy(&s->work_lock);
+    pthread_mutex_destroy(&s->pump_role);
     pthread_mutex_destroy(&s->ready_lock);
     pthread_mutex_destroy(&s->lock);
     mb_free(s);

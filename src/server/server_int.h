@@ -8,8 +8,8 @@
  *   worker   parses, starts the generation (workers.c, generate.c); the connection is suspended meanwhile
  *   pump     gen_next -> bytes in `out`, or the whole `reply`; resumes the connection (pump.c, generate.c)
  *
- * Locks, in order: exchange.lock, then server.lock, then server.ready_lock. `notify` of a gen_stream takes only
- * ready_lock, so the engine thread never waits for HTTP.
+ * Locks, in order: server.pump_role, then exchange.lock, then server.lock, then server.ready_lock. `notify` of a gen_stream waits for
+ * ready_lock alone, and only tries the others, so the engine thread never waits for HTTP.
  */
 #ifndef SERVER_SERVER_INT_H
 #define SERVER_SERVER_INT_H
@@ -102,6 +102,7 @@ struct http_exchange {
     bool is_stream;
     bool in_pump;                  /* in the pump's list (holds a reference) */
     bool finished;
+    mb_error late;                 /* why generate_here could not render; the pump's thread ends it */
     int64_t t_bytes_ns;            /* last bytes put into out */
     int32_t n_done, n_total;       /* prefill, for the keep-alive line */
     struct trace trace;            /* worker until gen_ready, then the pump */
@@ -138,8 +139,10 @@ struct server {
     struct http_exchange *ready_first, *ready_last;
     bool pump_asleep;              /* in epoll_wait, or about to be: it has to be woken; guarded by ready_lock */
     int wake_fd, epoll_fd, stop_fd;
-    struct http_exchange *pump_list; /* pump thread only */
-    struct buf pump_bytes;         /* pump thread only: what one turn of a stream renders */
+    pthread_mutex_t pump_role;     /* its holder is "the pump" below and in http_exchange */
+    struct http_exchange *pump_list; /* the pump's */
+    int32_t n_pump;                /* in it */
+    struct buf pump_bytes;         /* the pump's: what one turn of a stream renders */
     pthread_t pump_thread;
     bool pump_started, pump_quit;
 
@@ -153,7 +156,8 @@ struct server {
     struct embed_worker *embed;    /* owned; embeddings.c */
 };
 
-/* direct.c: b as one chunk straight to the socket, under x's lock. false: not now; it has to go through out */
+/* direct.c: under x's lock: may a chunk go straight to the socket now? And b, as one: false: not now; it has to go through out */
+bool direct_ready_locked(struct http_exchange *x);
 bool direct_send_locked(struct http_exchange *x, const struct buf *b);
 
 /* exchange.c: life and answers; any thread */
@@ -231,6 +235,7 @@ bool work_push(struct http_exchange *x);    /* takes a reference; false: full */
 
 /* generate.c */
 void generate_step(struct http_exchange *x);    /* pump thread */
+bool generate_here(struct http_exchange *x);    /* the pump on the engine's thread; false: something is left to the pump's thread */
 void generate_keepalive(struct http_exchange *x, int64_t now_ns);
 void generate_probe(struct http_exchange *x);   /* the client sent FIN */
 void generate_dead(struct http_exchange *x);    /* the engine has stopped: end with an error */
