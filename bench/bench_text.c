@@ -2,10 +2,12 @@
  * JSON line each.
  *
  *   bench_text tokenizer DIR CACHE_DIR FILE...   {"parse_ms", "load_ms", "mb_s": [one a file]}; FILEs are UTF-8 text
- *   bench_text server DIR                        {"cpu_us_per_token", "at_8_streams", "at_64_streams", "bare_send_us", "step_us", "n"}:
- *                                                streams of chat completions over the scripted engine, a step a millisecond: CPU of
+ *   bench_text server DIR [STREAMS]              {"cpu_us_per_token", "at_8_streams", "at_64_streams", "completions", "responses",
+ *                                                "messages", "bare_send_us", "step_us", "n"}: streams of chat completions (then
+ *                                                one of each other dialect) over the scripted engine, a step a millisecond: CPU of
  *                                                the process, in which no client runs, less that of the scripted steps (step_us);
- *                                                bare_send_us: what sending as many bytes takes a program that does nothing else
+ *                                                bare_send_us: what sending as many bytes takes a program that does nothing else.
+ *                                                With STREAMS: "cpu_us_per_token", "bare_send_us" and "step_us" of so many, one round
  *   bench_text machine THREADS                   {"read_gb_s", "barrier_us"}
  */
 #include <arpa/inet.h>
@@ -119,24 +121,33 @@ static int connect_to(int port)
     return -1;
 }
 
+#define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]"
+static const struct dialect { const char *name, *path, *body, *end; } dialects[] = {
+    { "chat", "/v1/chat/completions", "{" MESSAGES ",\"stream\":true,\"max_tokens\":1000}", "[DONE]" },
+    { "completions", "/v1/completions", "{\"prompt\":\"Hello\",\"stream\":true,\"max_tokens\":1000}", "[DONE]" },
+    { "responses", "/v1/responses", "{\"input\":\"Hello\",\"stream\":true,\"store\":false,\"max_output_tokens\":1000}", "event: response.incomplete" },
+    { "messages", "/v1/messages", "{" MESSAGES ",\"stream\":true,\"max_tokens\":1000}", "event: message_stop" },
+};
+
+/* The clients are a process of their own, forked before there are threads: each order is one round. */
+struct order { int port, n_streams, i_dialect; };
+
 /* One client: a stream read to its end; NULL when it did not end as it should. */
-static void *read_stream(void *port)
+static void *read_stream(void *ctx)
 {
+    const struct order *o = ctx;
+    const struct dialect *d = &dialects[o->i_dialect];
     char request[512], chunk[65536];
-    const char *body = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"stream\":true,\"max_tokens\":1000}";
-    int n = snprintf(request, sizeof request, "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                     "Content-Length: %zu\r\nConnection: close\r\n\r\n%s", strlen(body), body);
-    int fd = connect_to(*(int *)port);
+    int n = snprintf(request, sizeof request, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     "Content-Length: %zu\r\nConnection: close\r\n\r\n%s", d->path, strlen(d->body), d->body);
+    int fd = connect_to(o->port);
     bool ok = false;
     if (fd < 0 || send(fd, request, (size_t)n, MSG_NOSIGNAL) != n) return NULL;
     for (ssize_t got; (got = recv(fd, chunk, sizeof chunk, 0)) > 0;)
-        if (memmem(chunk, (size_t)got, "[DONE]", 6)) ok = true;
+        if (memmem(chunk, (size_t)got, d->end, strlen(d->end))) ok = true;
     close(fd);
-    return ok ? port : NULL;
+    return ok ? ctx : NULL;
 }
-
-/* The clients are a process of their own, forked before there are threads: each order {port, streams} is one round. */
-struct order { int port, n_streams; };
 
 static _Noreturn void clients(int from, int to)
 {
@@ -144,7 +155,7 @@ static _Noreturn void clients(int from, int to)
         pthread_t threads[STREAMS_MAX];
         int n_made = 0, n_ok = 0;
         void *ok;
-        while (n_made < o.n_streams && pthread_create(&threads[n_made], NULL, read_stream, &o.port) == 0) n_made++;
+        while (n_made < o.n_streams && pthread_create(&threads[n_made], NULL, read_stream, &o) == 0) n_made++;
         for (int i = 0; i < n_made; i++)
             if (pthread_join(threads[i], &ok) == 0 && ok) n_ok++;
         if (write(to, &n_ok, sizeof n_ok) != sizeof n_ok) break;
@@ -152,15 +163,18 @@ static _Noreturn void clients(int from, int to)
     _exit(0);
 }
 
-/* The scripted steps run inside these two, which keep the CPU that a step itself takes: its sleep and its books are not the server's. */
+/* Scripted steps run inside this: what a step itself takes of the processor, its sleep and its books, is not the server's. Asking the
+ * system costs a microsecond, so only every so many are measured. */
+#define MEASURED_EVERY 16
 static struct stepper scripted;
-static double step_cpu_s; /* the engine's thread writes, read between rounds */
+static struct { double sum_s; int64_t n, n_measured; } steps; /* the engine's thread writes, read between rounds */
 
 static mb_status timed_submit(void *ctx, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err)
 {
-    double t0 = cpu_s();
+    bool measured = steps.n++ % MEASURED_EVERY == 0;
+    double t0 = measured ? cpu_s() : 0;
     mb_status st = scripted.submit(ctx, rows, n_rows, results, err);
-    step_cpu_s += cpu_s() - t0;
+    if (measured) steps.n_measured++, steps.sum_s += cpu_s() - t0;
     return st;
 }
 
@@ -221,32 +235,60 @@ static double bare_send_us(void)
 
 struct cost { double server_us, step_us; };  /* a token; step_us is not in server_us */
 
-/* Best of three rounds of n streams at once. */
-static bool streams_cost(int to, int from, int port, int n, struct cost *best)
+/* Best of some rounds of streams at once. */
+static bool streams_cost(int to, int from, struct order o, int n_rounds, struct cost *best)
 {
+    int n = o.n_streams;
     best->server_us = 1e9;
-    for (int i = 0; i < 3; i++) {
-        struct order o = { port, n };
+    for (int i = 0; i < n_rounds; i++) {
         int n_ok = 0;
-        double cpu0 = cpu_of(CLOCK_PROCESS_CPUTIME_ID), step0 = step_cpu_s;
+        memset(&steps, 0, sizeof steps);
+        double cpu0 = cpu_of(CLOCK_PROCESS_CPUTIME_ID);
         if (write(to, &o, sizeof o) != sizeof o || read(from, &n_ok, sizeof n_ok) != sizeof n_ok || n_ok != n) return false;
-        double step = step_cpu_s - step0, used = cpu_of(CLOCK_PROCESS_CPUTIME_ID) - cpu0 - step, a_token = 1e6 / (N_STREAMED * (double)n);
+        double step = steps.sum_s / (double)steps.n_measured * (double)steps.n;
+        double used = cpu_of(CLOCK_PROCESS_CPUTIME_ID) - cpu0 - step, a_token = 1e6 / (N_STREAMED * (double)n);
         if (used * a_token < best->server_us) *best = (struct cost){ used * a_token, step * a_token };
     }
     return true;
 }
 
-static int run_server(int argc, char **argv)
+static int cost_failed(void)
+{
+    fprintf(stderr, "bench_text: a stream did not end as it should\n");
+    return 1;
+}
+
+static int print_costs(int to, int from, int port, double bare)
 {
     static const int widths[] = { 1, 8, STREAMS_MAX };
+    struct cost wide[3], other[4];
+    for (int i = 0; i < 3; i++)
+        if (!streams_cost(to, from, (struct order){ port, widths[i], 0 }, 3, &wide[i])) return cost_failed();
+    for (int i = 1; i < 4; i++)
+        if (!streams_cost(to, from, (struct order){ port, 1, i }, 3, &other[i])) return cost_failed();
+    printf("{\"cpu_us_per_token\": %.1f, \"at_8_streams\": %.1f, \"at_64_streams\": %.1f", wide[0].server_us, wide[1].server_us, wide[2].server_us);
+    for (int i = 1; i < 4; i++) printf(", \"%s\": %.1f", dialects[i].name, other[i].server_us);
+    printf(", \"bare_send_us\": %.1f, \"step_us\": %.1f, \"n\": %d}\n", bare, wide[0].step_us, N_STREAMED);
+    return 0;
+}
+
+static int print_cost(int to, int from, int port, int n_streams, double bare)
+{
+    struct cost c;
+    if (!streams_cost(to, from, (struct order){ port, n_streams, 0 }, 1, &c)) return cost_failed();
+    printf("{\"cpu_us_per_token\": %.1f, \"bare_send_us\": %.1f, \"step_us\": %.1f}\n", c.server_us, bare, c.step_us);
+    return 0;
+}
+
+static int run_server(int argc, char **argv)
+{
     static int32_t ids[N_STREAMED];
     struct gen_engine *g;
     struct server *s;
     struct server_options so = { .shutdown_timeout_ms = 1000 };
-    struct cost cost[3];
     mb_error err = { 0 };
-    int down[2], up[2];
-    if (argc < 3) return 2;
+    int down[2], up[2], n_streams = argc > 3 ? atoi(argv[3]) : 0;
+    if (argc < 3 || n_streams < 0 || n_streams > STREAMS_MAX) return 2;
     if (pipe(down) != 0 || pipe(up) != 0) return 1;
     pid_t pid = fork();
     if (pid == 0) {
@@ -258,18 +300,12 @@ static int run_server(int argc, char **argv)
     if (pid < 0 || open_engine(&g, argv[2], ids, &err) != MB_OK) return fail(&err);
     struct engine_client client = gen_engine_client(g);
     if (server_open(&s, &client, &so, &err) != MB_OK) return fail(&err);
-    for (size_t i = 0; i < 3; i++)
-        if (!streams_cost(down[1], up[0], server_port(s), widths[i], &cost[i])) {
-            fprintf(stderr, "bench_text: a stream did not end as it should\n");
-            return 1;
-        }
-    printf("{\"cpu_us_per_token\": %.1f, \"at_8_streams\": %.1f, \"at_64_streams\": %.1f, \"bare_send_us\": %.1f, \"step_us\": %.1f, \"n\": %d}\n",
-           cost[0].server_us, cost[1].server_us, cost[2].server_us, bare, cost[0].step_us, N_STREAMED);
+    int rc = n_streams ? print_cost(down[1], up[0], server_port(s), n_streams, bare) : print_costs(down[1], up[0], server_port(s), bare);
     server_close(s);
     gen_engine_close(g, 0);
     close(down[1]);
     waitpid(pid, NULL, 0);
-    return 0;
+    return rc;
 }
 
 /* --- machine --- */
@@ -346,6 +382,6 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "tokenizer") == 0) rc = run_tokenizer(argc, argv);
     if (argc > 1 && strcmp(argv[1], "server") == 0) rc = run_server(argc, argv);
     if (argc > 1 && strcmp(argv[1], "machine") == 0) rc = run_machine(argc, argv);
-    if (rc == 2) fprintf(stderr, "usage: bench_text tokenizer DIR CACHE_DIR FILE... | server DIR | machine THREADS\n");
+    if (rc == 2) fprintf(stderr, "usage: bench_text tokenizer DIR CACHE_DIR FILE... | server DIR [STREAMS] | machine THREADS\n");
     return rc;
 }
