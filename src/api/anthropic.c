@@ -177,7 +177,7 @@ static void release(struct api_request *r)
     mb_free(r->priv);
 }
 
-/* API-236, Q36: two types. A prompt that is too long is said in the words that clients look for before they compact. */
+/* API-236, Q36: two types, and the one of API-365. A prompt that is too long is said in the words that clients look for before they compact. */
 static void error_body(struct buf *out, int http_status, const char *type, const char *code, const char *param,
                        const char *message)
 {
@@ -185,7 +185,7 @@ static void error_body(struct buf *out, int http_status, const char *type, const
     (void)type;
     (void)param;
     buf_printf(out, "{\"type\": \"error\", \"error\": {\"type\": \"%s\", \"message\": ",
-               http_status == 429 || http_status >= 500 ? "api_error" : "invalid_request_error");
+               http_status == 502 ? "engine_unavailable" : http_status == 429 || http_status > 499 ? "api_error" : "invalid_request_error");
     struct buf text;
     buf_init(&text, 0);
     if (too_long) buf_append_str(&text, "prompt is too long: ");

@@ -5,6 +5,7 @@
  *   openai_*.c     chat completions and completions; openai_common.c holds the fields that every dialect takes
  *   anthropic*.c   Anthropic messages, count_tokens
  *   responses*.c   OpenAI Responses, over host/response_store.h
+ *   peek.c         a body's member and a stream's end for who does not read them
  *   request.c      life of a request and its renderer; conversation.c: history of the last two; errors.c; models.c
  *
  * Threads: a request and its renderer belong to one thread at a time.
@@ -97,6 +98,12 @@ void api_error_body(struct buf *out, const struct api_dialect *d, int http_statu
                     const char *param, const char *message);
 /* The same from an mb_error; returns the HTTP status. */
 int api_error_body_of(struct buf *out, const struct api_dialect *d, const mb_error *e);
+
+/* --- for who passes bodies and streams on without reading them (peek.c) --- */
+/* A string member of the object that body begins, by a walk over its bytes. false: there is none, or it is longer than cap - 1. */
+bool api_peek_string(const char *body, size_t len, const char *name, char *out, size_t cap);
+/* The last event of a stream of this dialect (NULL: OpenAI) that cannot go on. n_events: how many events its client has had. */
+void api_stream_broken(struct buf *out, const struct api_dialect *d, int64_t n_events, int http_status, const char *code, const char *message);
 
 /* --- the small ones --- */
 /* A body that must be a JSON object. json_decref; NULL on failure. */

@@ -8,6 +8,8 @@
  *   prefill_delay=MS   every prefill chunk sleeps MS milliseconds
  *   rank_death=N       in step N the last of several GPU ranks reads where no memory is, which ends its context
  *   engine_death=N     the engine thread ends at step N
+ *   engine_wait=MS     an engine process that died young is started again after MS milliseconds, not 5000 (--isolate)
+ *   engine_crash=N     the process ends by SIGKILL at the N-th time that it has opened a model
  *   disk_full=N        the N-th file write fails with ENOSPC
  *   expert_read=N      the N-th read of the experts' file fails with EIO (--expert-offload)
  *   space=N            the N-th look at the free space finds too little

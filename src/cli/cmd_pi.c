@@ -60,10 +60,11 @@ static void run_server(const struct session *s, pid_t parent)
         dup2(fd, STDOUT_FILENO);
         dup2(fd, STDERR_FILENO);
     }
-    mb_status st = serve_run(s->f, NULL, "pi-session", &err);
+    int exit_status = 0;
+    mb_status st = serve_run(s->f, NULL, "pi-session", &exit_status, &err);
     if (st != MB_OK) fprintf(stderr, "mlx-bun: %s\n", err.text);
     fflush(NULL);
-    _exit(st == MB_OK ? 0 : error_row_get(st)->exit_status);
+    _exit(st == MB_OK ? exit_status : error_row_get(st)->exit_status);
 }
 
 static mb_status start_server(struct session *s, mb_error *err)

@@ -1,17 +1,22 @@
 /* cmd_serve.c: a model behind the HTTP server: choose it, look whether the port is free, load, print the ready card, run
  * until a signal. The first SIGINT or SIGTERM lets running requests finish, the second cuts them off (API-015). */
+#include <fcntl.h>
 #include <netdb.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/errors.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "cli/fit.h"
 #include "cli/local.h"
+#include "cli/serve_isolated.h"
 #include "hub/library.h"
 #include "server/server.h"
 
@@ -81,8 +86,9 @@ static void set_server_options(const struct flags *f, const char *owner, struct 
         .n_allow_origins = f->allow_origin.n_list, .body_memory_bytes = (size_t)f->body_memory.i,
         .shutdown_timeout_ms = (int64_t)f->shutdown_timeout_ms.d, .owner = owner,
         .memory_budget_bytes = (uint64_t)f->memory_budget.i, .kv_budget_bytes = (uint64_t)f->kv_budget.i,
-        .trace = f->p2r_trace.b, .keep_billing_header = f->keep_billing_header.b,
+        .trace = f->p2r_trace.b, .keep_billing_header = f->keep_billing_header.b, .host_fd = (int)f->host_fd.i,
     };
+    if (o->host_fd) o->api_key = NULL; /* its host has asked for it, and nobody else can reach its socket */
 }
 
 /* Host for URLs: what a client on this machine can open (CFG-048). */
@@ -129,6 +135,15 @@ static void print_memory(const struct engine_loaded *l)
     printf("  context  %d tokens; one request can use %d\n", (int)l->n_context, (int)l->max_context_in_pool);
 }
 
+static void print_first_request(const struct flags *f, const char *url)
+{
+    bool on_socket = f->unix_path.given;
+    printf("\n  curl %s%s%s%s/v1/chat/completions -H 'content-type: application/json'%s \\\n"
+           "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n", on_socket ? "--unix-socket " : "",
+           on_socket ? f->unix_path.s : "", on_socket ? " " : "", url, f->api_key.given ? " -H \"authorization: Bearer $KEY\"" : "");
+    fflush(stdout);
+}
+
 static void print_card(const struct flags *f, mb_engine *e, const char *path, const struct server *s, struct serve_fit *fit)
 {
     struct engine_client c = mb_engine_client(e);
@@ -136,7 +151,6 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
     const struct engine_loaded *l = mb_engine_loaded(e);
     char url[256], speed[128];
     url_of(f, s, url);
-    const char *curl_unix = f->unix_path.given ? "--unix-socket " : "", *socket = f->unix_path.given ? f->unix_path.s : "";
     printf("\nmlx-bun %s is ready\n\n", mb_version());
     if (f->unix_path.given) printf("  socket   %s\n", f->unix_path.s);
     else printf("  url      %s/v1\n", url);
@@ -145,10 +159,7 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
     print_memory(l);
     serve_fit_line(fit, speed);
     if (speed[0]) printf("  speed    %s\n", speed);
-    printf("\n  curl %s%s%s%s/v1/chat/completions -H 'content-type: application/json'%s \\\n"
-           "    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}'\n\n", curl_unix, socket, *socket ? " " : "", url,
-           f->api_key.given ? " -H \"authorization: Bearer $KEY\"" : "");
-    fflush(stdout);
+    print_first_request(f, url);
 }
 
 /* --- one run --- */
@@ -219,16 +230,65 @@ static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, c
     opt.fit_ctx = fit;
     MB_TRY(server_open(&s, &client, &opt, err));
     install_signals(s);
-    if (!f->quiet.b) print_card(f, e, path, s, fit);
+    if (!f->quiet.b && !opt.host_fd) print_card(f, e, path, s, fit);
     fetch_next(library, next);
+    if (opt.host_fd) prctl(PR_SET_PDEATHSIG, 0); /* server_run sees it by the socket, when all of the host is gone */
     server_run(s);
     restore_signals();
     bool alive = client.alive(client.ctx);
+    if (!alive && opt.host_fd) _exit(error_row_get(MB_ENGINE_DEAD)->exit_status); /* its host answers those who wait */
     server_close(s);
+    if (opt.host_fd && engine_is_orphan(opt.host_fd)) engine_remove_folder(opt.unix_path);
     return alive ? MB_OK : mb_fail(err, MB_ENGINE_DEAD, "the engine had stopped before the server was; the log above says why");
 }
 
-mb_status serve_run(const struct flags *f, const char *positional, const char *owner, mb_error *err)
+/* --- the host of --isolate --- */
+struct host { const struct flags *f; const char *path; int32_t pool; };
+
+/* ENG-208; the card comes with the first. */
+static void on_engine(void *ctx, const struct server *s, const char *id, int pid, bool first)
+{
+    const struct host *h = ctx;
+    char url[256];
+    fprintf(stderr, "mlx-bun: engine ready pid %d (%s)\n", pid, id);
+    if (!first || h->f->quiet.b) return;
+    url_of(h->f, s, url);
+    printf("\nmlx-bun %s is ready\n\n  url      %s/v1\n  model    %s\n           %s\n  engine   process %d", mb_version(), url, id, h->path, pid);
+    if (h->pool > 0) printf("; at most %d at a time, every model of /v1/models by its id", (int)h->pool);
+    printf("\n");
+    print_first_request(h->f, url);
+}
+
+/* The server that has no engine of its own. exit_status: of an engine that could not be started; it has said why. */
+static mb_status serve_isolated(const struct flags *f, const char *owner, const char *path, const char *next, struct library *library,
+                                int *exit_status, mb_error *err)
+{
+    static struct isolation iso;
+    struct host h = { f, path, 0 };
+    struct server_options opt;
+    struct server *s = NULL;
+    bool failed = false;
+    set_server_options(f, owner, &opt);
+    opt.library = library;
+    MB_TRY(isolation_open(&iso, f, path, &opt, err));
+    h.pool = iso.engines.pool;
+    iso.engines.ready = on_engine;
+    iso.engines.ready_ctx = &h;
+    mb_status st = server_open(&s, NULL, &opt, err);
+    if (st == MB_OK) {
+        install_signals(s);
+        fetch_next(library, next);
+        server_run(s);
+        restore_signals();
+        *exit_status = server_engine_status(s, &failed);
+        server_close(s);
+    }
+    isolation_close(&iso);
+    if (st == MB_OK && failed) return mb_fail(err, MB_ENGINE_DEAD, "the engine had stopped before the server was; the log above says why");
+    return st;
+}
+
+mb_status serve_run(const struct flags *f, const char *positional, const char *owner, int *exit_status, mb_error *err)
 {
     char path[MODEL_PATH_MAX];
     const char *next;
@@ -237,10 +297,20 @@ mb_status serve_run(const struct flags *f, const char *positional, const char *o
     MB_TRY(find_model(f, positional, path, &next, err));
     static struct lock in_use; /* until the process ends: gc and rm leave the snapshot alone */
     get_use(&in_use, path);
+    if (f->isolate.b) {
+        struct library *l = open_library(f, path, NULL);
+        mb_status host = serve_isolated(f, owner, path, next, l, exit_status, err);
+        library_close(l);
+        return host;
+    }
+    if (f->host_fd.i) fcntl((int)f->host_fd.i, F_SETFD, FD_CLOEXEC);
     MB_TRY(load(f, path, &e, err));
+#ifdef MB_FAULTS
+    if (fault_hit("engine_crash")) raise(SIGKILL);
+#endif
     warn_near_ceiling(f, path, mb_engine_loaded(e));
     struct serve_fit *fit = serve_fit_open(f, path, e);
-    struct library *library = open_library(f, path, fit);
+    struct library *library = f->host_fd.i ? NULL : open_library(f, path, fit);
     mb_status st = serve(f, owner, e, path, next, library, fit, err);
     library_close(library);
     serve_fit_close(fit);
@@ -250,6 +320,5 @@ mb_status serve_run(const struct flags *f, const char *positional, const char *o
 
 mb_status cmd_serve(const struct flags *f, const char *const *pos, int n_pos, int *exit_status, mb_error *err)
 {
-    (void)exit_status;
-    return serve_run(f, n_pos > 0 ? pos[0] : NULL, "serve", err);
+    return serve_run(f, n_pos > 0 ? pos[0] : NULL, "serve", exit_status, err);
 }

@@ -62,11 +62,15 @@ static const struct flag_row rows[] = {
       .note = "Else a start that finds no model fetches mlx-community/MiniCPM5-1B-OptiQ-4bit (0.9 GB) and serves it, and "
               "mlx-community/gemma-4-e4b-it-OptiQ-4bit (7.0 GB) comes in the background where it would fit, for the next start.",
       .spec = "CFG-038 REG-047" },
-    { .name = "isolate", .type = FLAG_BOOL, .off = OFF(isolate), .commands = CMD_SERVE, .state = FLAG_NOT_YET,
-      .isolate = ISOLATE_PARENT, .help = "run the engine in a process of its own", .spec = "T1.15 CFG-067 CFG-068" },
+    { .name = "isolate", .type = FLAG_BOOL, .off = OFF(isolate), .commands = CMD_SERVE,
+      .isolate = ISOLATE_PARENT, .help = "run the engine in a process of its own, and start it again when it dies",
+      .note = "The engine inherits the environment and every flag but those of the host (--host, --port, --model-pool, --no-open, "
+              "--no-download); docs/server.md.", .spec = "T1.15 CFG-017 CFG-067 CFG-068" },
     { .name = "model-pool", .type = FLAG_INT, .off = OFF(model_pool), .dflt = "1", .min = -1e6, .max = 1e6,
-      .commands = CMD_SERVE, .state = FLAG_NO_EFFECT, .isolate = ISOLATE_PARENT, .needs = "isolate", .unit = "N",
-      .help = "most engines resident under --isolate", .note = "Ignored with a warning without --isolate. Below 1 counts as 1.",
+      .commands = CMD_SERVE, .isolate = ISOLATE_PARENT, .needs = "isolate", .unit = "N",
+      .help = "serve every model on disk by its exact id under --isolate, with at most N engines at a time",
+      .note = "Ignored with a warning without --isolate. Below 1 counts as 1. Each engine divides the memory that is free when it starts: "
+              "give --memory-budget, which every one of them keeps.",
       .spec = "T1.16 CFG-069 CFG-070" },
 
     /* --- memory, caches, scheduling --- */
@@ -530,6 +534,8 @@ static const struct flag_row rows[] = {
       .commands = CMD_MODEL, .note = "Lowers the model's context, never enlarges it.", .spec = "T2.38 CFG-165" },
 
     { .type = FLAG_STRING, .off = OFF(home), .env = "HOME", .commands = EVERY, .note = "The cache is below it by default." },
+    { .type = FLAG_STRING, .off = OFF(tmpdir), .env = "TMPDIR", .commands = CMD_SERVE, .note = "Where --isolate makes the folder of its sockets. Default: /tmp.",
+      .spec = "ENG-207" },
     { .type = FLAG_STRING, .off = OFF(path), .env = "PATH", .commands = CMD_PI, .note = "Where pi is looked for." },
     { .type = FLAG_STRING, .off = OFF(xdg_cache_home), .env = "XDG_CACHE_HOME", .commands = EVERY,
       .note = "When set, the cache is XDG_CACHE_HOME/mlx-bun." },
@@ -556,6 +562,7 @@ static const struct flag_row rows[] = {
     { .name = "docs-errors", .type = FLAG_BOOL, .off = OFF(docs_errors), .commands = CMD_HELP },
     { .name = "docs-families", .type = FLAG_BOOL, .off = OFF(docs_families), .commands = CMD_HELP },
     { .name = "docs-routes", .type = FLAG_BOOL, .off = OFF(docs_routes), .commands = CMD_HELP },
+    { .name = "host-fd", .type = FLAG_INT, .off = OFF(host_fd), .dflt = "0", .min = 0, .max = 1023, .commands = CMD_SERVE, .isolate = ISOLATE_CHILD },
 #ifdef MB_FAULTS
     { .name = "scripted", .type = FLAG_STRING, .off = OFF(scripted), .commands = CMD_SERVE },
 #endif

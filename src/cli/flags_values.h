@@ -34,7 +34,7 @@ struct flags {
     struct flag_value starter, wheel, python, cache_dir, home, xdg_cache_home, log_level, quiet, help, docs, docs_errors, docs_routes, docs_families, man;
     /* models on disk: get, scan, ls, rm, gc */
     struct flag_value revision, all, verify, lock, locked, lock_file, parallel, retries, yes, dry_run, force, all_revisions, vision;
-    struct flag_value max_size, remove, path, hf_hub_cache, hf_home, hf_endpoint, hf_token, hf_token_path, hf_offline;
+    struct flag_value max_size, remove, path, tmpdir, host_fd, hf_hub_cache, hf_home, hf_endpoint, hf_token, hf_token_path, hf_offline;
     /* making checkpoints: convert */
     struct flag_value hf_path, mlx_path, quantize, q_mode, q_bits, q_group_size, q_config, quant_predicate, dtype, dequantize, max_shard_size;
     struct flag_value upload_repo, target_bpw, candidate_bits, calibration_mix, n_calibration, reference;

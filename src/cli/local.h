@@ -19,6 +19,6 @@ bool local_ask(int port, const char *api_key, struct local_model *out);
 void harness_pi_text(struct buf *out, int port, const struct local_model *baked);
 
 /* cmd_serve.c: serve with these flags until a signal; owner is what /stats says. */
-mb_status serve_run(const struct flags *f, const char *positional, const char *owner, mb_error *err);
+mb_status serve_run(const struct flags *f, const char *positional, const char *owner, int *exit_status, mb_error *err);
 
 #endif

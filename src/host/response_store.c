@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "host/response_wire.h"
 
 enum { N_BUCKETS = 1024 };
 
@@ -24,6 +25,7 @@ struct entry {
 struct response_store {
     struct response_store_options opt;
     pthread_mutex_t lock;
+    int wire_fd;                           /* -1: it is here; else at the other end, and nothing below is used */
     struct entry *bucket[N_BUCKETS];
     struct entry *newest, *oldest;
     int64_t n;
@@ -47,8 +49,43 @@ mb_status response_store_open(struct response_store **out, const struct response
     if (s->opt.ttl_ms <= 0) s->opt.ttl_ms = RESPONSE_STORE_TTL_MS;
     if (!s->opt.now_ms) s->opt.now_ms = monotonic_ms;
     pthread_mutex_init(&s->lock, NULL);
+    s->wire_fd = -1;
     *out = s;
     return MB_OK;
+}
+
+mb_status response_store_open_at(struct response_store **out, int fd, mb_error *err)
+{
+    MB_TRY(response_store_open(out, NULL, err));
+    (*out)->wire_fd = fd;
+    return MB_OK;
+}
+
+/* One question to the process that keeps the store. */
+static mb_status ask(struct response_store *s, struct wire_head *h, const struct str texts[WIRE_N_TEXTS], struct wire_head *answer,
+                     struct buf *const parts[RESPONSE_N_PARTS], mb_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    mb_status st = wire_ask(s->wire_fd, h, texts, answer, parts, err);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static mb_status put_there(struct response_store *s, const char *id, const struct str parts[RESPONSE_N_PARTS], mb_error *err)
+{
+    struct wire_head h = { .op = WIRE_PUT }, a;
+    struct str texts[WIRE_N_TEXTS] = { str_of(id) };
+    for (int i = 0; i < RESPONSE_N_PARTS; i++) texts[i + 1] = parts[i];
+    return ask(s, &h, texts, &a, NULL, err);
+}
+
+static mb_status get_there(struct response_store *s, const char *id, struct buf *const parts[RESPONSE_N_PARTS], mb_error *err)
+{
+    struct wire_head h = { .op = WIRE_GET }, a;
+    const struct str texts[WIRE_N_TEXTS] = { str_of(id) };
+    for (int i = 0; i < RESPONSE_N_PARTS; i++)
+        if (parts[i]) h.wanted |= 1u << i;
+    return ask(s, &h, texts, &a, parts, err);
 }
 
 /* --- table and list; the lock is held --- */
@@ -144,6 +181,7 @@ mb_status response_store_put(struct response_store *s, const char *id, const str
                              mb_error *err)
 {
     size_t len = 0;
+    if (s->wire_fd >= 0) return put_there(s, id, parts, err);
     for (int i = 0; i < RESPONSE_N_PARTS; i++) len += parts[i].len;
     size_t bytes = len + strlen(id) + 1 + sizeof(struct entry);
     if (bytes > s->opt.max_bytes)
@@ -172,6 +210,7 @@ mb_status response_store_get(struct response_store *s, const char *id, struct bu
                              mb_error *err)
 {
     mb_status st = MB_OK;
+    if (s->wire_fd >= 0) return get_there(s, id, parts, err);
     pthread_mutex_lock(&s->lock);
     sweep(s);
     struct entry *e = *slot_of(s, id);
@@ -192,6 +231,12 @@ mb_status response_store_get(struct response_store *s, const char *id, struct bu
 
 bool response_store_delete(struct response_store *s, const char *id)
 {
+    if (s->wire_fd >= 0) {
+        struct wire_head h = { .op = WIRE_DELETE }, a;
+        const struct str texts[WIRE_N_TEXTS] = { str_of(id) };
+        mb_error err;
+        return ask(s, &h, texts, &a, NULL, &err) == MB_OK && a.found;
+    }
     pthread_mutex_lock(&s->lock);
     sweep(s);
     struct entry **slot = slot_of(s, id);
@@ -203,6 +248,14 @@ bool response_store_delete(struct response_store *s, const char *id)
 
 void response_store_stats(struct response_store *s, struct response_store_stats *out)
 {
+    if (s->wire_fd >= 0) {
+        struct wire_head h = { .op = WIRE_STATS }, a;
+        const struct str texts[WIRE_N_TEXTS] = { { "", 0 } };
+        mb_error err;
+        *out = (struct response_store_stats){ .max_bytes = s->opt.max_bytes, .ttl_ms = s->opt.ttl_ms };
+        if (ask(s, &h, texts, &a, NULL, &err) == MB_OK) *out = a.stats;
+        return;
+    }
     pthread_mutex_lock(&s->lock);
     sweep(s);
     *out = (struct response_store_stats){ .entries = s->n, .bytes = s->bytes, .max_bytes = s->opt.max_bytes, .ttl_ms = s->opt.ttl_ms };

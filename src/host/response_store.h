@@ -41,10 +41,12 @@ enum response_part {
 
 /* opt NULL: defaults. MB_NO_MEMORY. */
 mb_status response_store_open(struct response_store **out, const struct response_store_options *opt, mb_error *err);
+/* A store that another process keeps, at the other end of fd (borrowed): response_wire.h. Calls wait for its answers. MB_NO_MEMORY. */
+mb_status response_store_open_at(struct response_store **out, int fd, mb_error *err);
 void response_store_close(struct response_store *s); /* NULL is allowed */
 
 /* Keep a response, replacing one of the same id. MB_OK; MB_TOO_LARGE: larger than the store, not kept; MB_NO_MEMORY: not
- * kept. */
+ * kept; MB_IO: the process that keeps it has gone. */
 mb_status response_store_put(struct response_store *s, const char *id, const struct str parts[RESPONSE_N_PARTS],
                              mb_error *err);
 /* Append the parts whose buffer is not NULL. MB_NOT_FOUND (err->at untouched), MB_NO_MEMORY. */

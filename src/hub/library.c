@@ -137,6 +137,19 @@ mb_status library_servable(struct library *l, const char *served_id, const char 
     return st;
 }
 
+mb_status library_path(struct library *l, const char *id, char *out, size_t cap, mb_error *err)
+{
+    const char *path = NULL;
+    pthread_mutex_lock(&l->lock);
+    mb_status st = list_models(l, err);
+    for (size_t i = 0; st == MB_OK && i < l->list.n; i++)
+        if (is_supported(l, &l->list.rows[i]) && strcmp(l->list.rows[i].repo, id) == 0) path = l->list.rows[i].path;
+    if (st == MB_OK && (!path || strlen(path) >= cap)) st = mb_fail(err, MB_NOT_FOUND, "there is no model of this name");
+    if (st == MB_OK) strcpy(out, path);
+    pthread_mutex_unlock(&l->lock);
+    return st;
+}
+
 /* --- downloads --- */
 
 static void write_download(struct buf *b, const struct download_row *d)

@@ -38,6 +38,8 @@ mb_status library_models(struct library *l, struct buf *out, mb_error *err);
 /* Entries of /v1/models behind the served one: whole models of known families (API-264); only_id: this one, or all (NULL). Each
  * begins with ", " unless `first`. */
 mb_status library_servable(struct library *l, const char *served_id, const char *only_id, bool first, struct buf *out, mb_error *err);
+/* The folder of a model that library_servable lists. MB_NOT_FOUND. */
+mb_status library_path(struct library *l, const char *id, char *out, size_t cap, mb_error *err);
 /* GET /downloads */
 mb_status library_downloads(struct library *l, struct buf *out, mb_error *err);
 /* POST /downloads: begin, or wait behind those that run. MB_INVALID (names), MB_BUSY (the same, or too many, wait already). */

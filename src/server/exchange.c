@@ -35,6 +35,7 @@ void exchange_unref(struct http_exchange *x)
     gen_close(x->gen);
     api_render_close(x->render);
     api_request_close(x->req);
+    proxy_forget(x);
     memory_release(x);
     buf_free(&x->body);
     buf_free(&x->reply);
@@ -93,6 +94,7 @@ void http_reply(struct http_exchange *x, int status, const char *content_type, s
 void http_reply_error(struct http_exchange *x, const mb_error *e)
 {
     struct buf b;
+    if (e->code == MB_ENGINE_DEAD && x->s->opt.host_fd) return; /* this process ends; its host answers (API-365) */
     buf_init(&b, 0);
     int status = api_error_body_of(&b, x->dialect, e);
     http_reply(x, status, "application/json", &b);

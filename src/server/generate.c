@@ -95,6 +95,11 @@ static void send(struct http_exchange *x, struct buf *b, bool end)
     buf_clear(b);
 }
 
+void generate_send(struct http_exchange *x, struct buf *b, bool end)
+{
+    send(x, b, end);
+}
+
 void generate_drop(struct http_exchange *x)
 {
     trace_write(x);
@@ -112,7 +117,9 @@ static void fail(struct http_exchange *x, const mb_error *e, struct buf *b)
     pthread_mutex_lock(&x->lock);
     bool open = x->stream_open;
     pthread_mutex_unlock(&x->lock);
-    if (open) {
+    if (open && e->code == MB_ENGINE_DEAD && x->s->opt.host_fd) {
+        send(x, b, false); /* the host writes the end */
+    } else if (open) {
         api_render_error(x->render, e, b);
         send(x, b, true);
     } else {

@@ -1,5 +1,6 @@
 /* handlers.c: the small routes: health, models, tokenize, count_tokens, stored responses, the notice at "/". */
 #include <string.h>
+#include <unistd.h>
 
 #include "server/server_int.h"
 
@@ -15,7 +16,9 @@ static void reply_text(struct http_exchange *x, int status, const char *type, co
 void handle_health(struct http_exchange *x)
 {
     const struct engine_client *c = &x->s->client;
-    if (c->alive(c->ctx)) reply_text(x, 200, "application/json", "{\"status\": \"ok\"}");
+    const char *code, *ill = x->s->proxy ? proxy_ill(x->s->proxy, &code) : NULL;
+    if (ill) http_reply_status(x, 503, code, NULL, ill);
+    else if (c->alive(c->ctx)) reply_text(x, 200, "application/json", "{\"status\": \"ok\"}");
     else http_reply_status(x, 503, "engine_dead", NULL, "the engine has stopped; the server must be restarted");
 }
 
@@ -83,6 +86,43 @@ void handle_response_delete(struct http_exchange *x)
     mb_error err = { 0 };
     buf_init(&b, 0);
     http_reply_json(x, api_responses_delete(&b, &x->s->api, x->rest, &err), &b, &err);
+}
+
+/* --- the engine's process --- */
+
+/* API-360, ENG-211. Without --isolate the process is this one. */
+void handle_engine(struct http_exchange *x)
+{
+    struct server *s = x->s;
+    struct buf b, pool;
+    buf_init(&b, 0);
+    buf_init(&pool, 0);
+    buf_printf(&b, "{\"isolated\": %s, ", s->proxy ? "true" : "false");
+    if (s->proxy) proxy_describe(s->proxy, &b, &pool);
+    else buf_printf(&b, "\"pid\": %d, \"restarts\": 0, \"socket\": null", (int)getpid());
+    buf_append_str(&b, ", \"response_store\": ");
+    stats_put_store(&b, s);
+    if (pool.len) {
+        buf_append_str(&b, ", \"pool\": ");
+        buf_append(&b, pool.data, pool.len);
+    }
+    buf_append_str(&b, "}");
+    buf_free(&pool);
+    http_reply(x, 200, "application/json", &b);
+}
+
+/* API-363, API-037. There are no web pages in this version (docs/server.md). */
+void handle_ws_chat(struct http_exchange *x)
+{
+    if (x->s->proxy) http_reply_status(x, 501, "unsupported", NULL, "/ws/chat is not served under --isolate: run mlx-bun serve without it");
+    else http_reply_status(x, 404, "not_found", NULL, "/ws/chat is not in this version; chat over POST /v1/chat/completions");
+}
+
+/* ENG-219, ENG-220: this version has no prompt cache on disk, so to drain is to finish what runs, refuse what comes, and end. */
+void handle_drain(struct http_exchange *x)
+{
+    server_request_stop(x->s);
+    reply_text(x, 200, "application/json", "{\"status\": \"draining\"}");
 }
 
 void handle_root(struct http_exchange *x)

@@ -381,11 +381,17 @@ static enum MHD_Result receive(struct http_exchange *x, const char *data, size_t
     return MHD_YES;
 }
 
+/* Not answered on this thread. */
+static bool is_pending(struct http_exchange *x)
+{
+    return x->route->queue != QUEUE_NONE || proxy_takes(x);
+}
+
 static enum MHD_Result dispatch(struct http_exchange *x)
 {
     x->dispatched = true;
     conn_set(x->s, x->conn, CONN_BUSY, 0);
-    if (x->route->queue == QUEUE_NONE) {
+    if (!is_pending(x)) {
         x->route->handle(x);
         return has_answer(x) ? answer(x) : MHD_NO;
     }
@@ -417,7 +423,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c, const cha
     if (x->dispatched) return MHD_YES;
     /* The library calls once more at once. A connection that is suspended in the call that saw the last byte is read from when it
      * goes on, before the answer is asked for, and a FIN found then ends it: B-043 d would not hold. */
-    if (x->route->queue != QUEUE_NONE && !x->settled) {
+    if (!x->settled && is_pending(x)) {
         x->settled = true;
         return MHD_YES;
     }

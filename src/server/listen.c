@@ -28,6 +28,7 @@ static mb_status listen_unix(struct server *s, const char *path, mb_error *err)
     }
     s->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->listen_fd < 0) return mb_fail_errno(err, "cannot make a socket for", path);
+    if (s->opt.host_fd) fchmod(s->listen_fd, 0600); /* the file's mode, from the moment that it is there */
     if (bind(s->listen_fd, (struct sockaddr *)&a, sizeof a) != 0) return mb_fail_errno(err, "cannot bind", path);
     if (listen(s->listen_fd, 1024) != 0) return mb_fail_errno(err, "cannot listen on", path);
     s->bound_unix = true;

@@ -109,8 +109,20 @@ static void let_go(struct http_exchange *x)
     exchange_unref(x);
 }
 
+static bool is_proxied(struct http_exchange *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool yes = x->transfer != NULL;
+    pthread_mutex_unlock(&x->lock);
+    return yes;
+}
+
 static void step(struct http_exchange *x)
 {
+    if (is_proxied(x)) {
+        proxy_poke(x);
+        return;
+    }
     exchange_ref(x);
     adopt(x);
     generate_step(x);
@@ -124,7 +136,7 @@ static void on_socket(struct server *s, const struct epoll_event *e)
     struct epoll_event ev = { .events = EPOLLONESHOT, .data.ptr = x }; /* errors and hang-ups are always reported */
     bool dead = e->events & (EPOLLERR | EPOLLHUP);
     pthread_mutex_lock(&x->lock);
-    bool ready = x->gen_ready, skip = x->gone;
+    bool ready = x->gen_ready || x->transfer, skip = x->gone;
     if (dead) x->hung_up = true;
     else x->fin = true;
     if (!dead && !skip && x->watched) epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, x->fd, &ev);
@@ -179,7 +191,7 @@ static void tick(struct server *s)
     for (struct http_exchange *x = s->pump_list, *next; x; x = next) {
         next = x->pump_next;
         if (alive) generate_keepalive(x, now);
-        else generate_dead(x);
+        else if (!s->opt.host_fd) generate_dead(x); /* else this process ends, and its host answers */
         let_go(x);
     }
 }

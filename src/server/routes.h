@@ -19,6 +19,8 @@ struct route_row {
     const char *path;            /* exact, or ending in slash-star: the rest of the path is the id, percent-decoded */
     const char *alias;           /* second path ("/chat/completions") or NULL */
     enum route_home home;
+    bool wants_model;            /* a host's route that names the served model: waits until that is known */
+    bool looks_only;             /* of the engine; starts none that is not resident, and is no use of it */
     bool by_model;               /* routed by the body's `model` under --model-pool */
     const struct api_dialect *dialect; /* form of requests, answers and errors; NULL: errors in the OpenAI form */
     void (*handle)(struct http_exchange *x);

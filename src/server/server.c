@@ -9,9 +9,11 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "host/response_wire.h"
 #include "server/server_int.h"
 
 #define CUT_WAIT_MS 5000
+#define WATCH_MS 50
 
 static mb_status copy_list(struct arena *a, const char *const **list, int32_t n, mb_error *err)
 {
@@ -49,6 +51,31 @@ static void warn_if_open(const struct server *s)
                    "set --api-key or bind 127.0.0.1", s->opt.host);
 }
 
+/* --- an engine of another process's server --- */
+static mb_status open_store(struct server *s, mb_error *err)
+{
+    if (s->opt.host_fd) return response_store_open_at(&s->store, s->opt.host_fd, err);
+    return response_store_open(&s->store, NULL, err);
+}
+
+static mb_status tell_host(struct server *s, mb_error *err)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    api_models_body(&b, &s->client, NULL);
+    mb_status st = buf_status(&b, "list of models", err);
+    if (st == MB_OK) st = wire_ready(s->opt.host_fd, s->client.info(s->client.ctx)->id, (struct str){ b.data, b.len }, err);
+    buf_free(&b);
+    return st;
+}
+
+/* It has no reason to go on: its host has gone, or its engine has stopped. */
+static bool is_orphan(const struct server *s)
+{
+    struct pollfd p = { .fd = s->opt.host_fd };
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR));
+}
+
 mb_status server_open(struct server **out, const struct engine_client *client, const struct server_options *opt,
                       mb_error *err)
 {
@@ -56,7 +83,7 @@ mb_status server_open(struct server **out, const struct engine_client *client, c
     mb_status st;
     *out = NULL;
     if (!s) return mb_fail(err, MB_NO_MEMORY, "no memory for the server");
-    s->client = *client;
+    if (client) s->client = *client;
     s->listen_fd = s->wake_fd = s->epoll_fd = s->stop_fd = -1;
     s->started_unix_s = clock_unix_s();
     pthread_mutex_init(&s->lock, NULL);
@@ -66,17 +93,22 @@ mb_status server_open(struct server **out, const struct engine_client *client, c
     pthread_cond_init(&s->work_cond, NULL);
     arena_init(&s->arena, 1 << 20);
     MB_TRY_GOTO(st, set_options(s, opt, err), failed);
-    MB_TRY_GOTO(st, response_store_open(&s->store, NULL, err), failed);
+    MB_TRY_GOTO(st, open_store(s, err), failed);
     s->api = (struct api_env){ .client = &s->client, .store = s->store, .keep_billing_header = opt->keep_billing_header };
     s->max_conns = limits_connections(s->opt.max_connections);
     s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
     if (s->stop_fd < 0) MB_TRY_GOTO(st, mb_fail_errno(err, "cannot make an eventfd for", "the server"), failed);
     MB_TRY_GOTO(st, listen_open(s, err), failed);
+    if (opt->engines) {
+        MB_TRY_GOTO(st, proxy_open(s, opt->engines, err), failed);
+        s->client = proxy_client(s->proxy);
+    }
     MB_TRY_GOTO(st, pump_start(s, err), failed);
     MB_TRY_GOTO(st, work_start(s, err), failed);
     MB_TRY_GOTO(st, embed_open(s, err), failed);
     MB_TRY_GOTO(st, http_start(s, err), failed);
     warn_if_open(s);
+    if (opt->host_fd) MB_TRY_GOTO(st, tell_host(s, err), failed);
     *out = s;
     return MB_OK;
 failed:
@@ -122,6 +154,7 @@ static void begin_stop(struct server *s)
     for (struct conn *c = s->conns; c; c = c->next)
         if (c->phase == CONN_IDLE && !c->cut) c->cut = true, shutdown(c->fd, SHUT_RDWR);
     pthread_mutex_unlock(&s->lock);
+    if (s->proxy) proxy_stop(s->proxy);
 }
 
 static void cut_off(struct server *s)
@@ -175,9 +208,19 @@ static void shut_down(struct server *s)
 
 void server_run(struct server *s)
 {
-    while (!stop_requested(s, -1)) { }
+    while (!stop_requested(s, s->opt.host_fd ? WATCH_MS : -1)) {
+        if (!s->opt.host_fd) continue;
+        if (!s->client.alive(s->client.ctx)) return; /* the program ends; its host answers those who wait, and starts another */
+        if (is_orphan(s)) server_request_stop(s), server_request_stop(s);
+    }
     LOGI("server", "stopping: active requests may finish; a second signal cuts them off");
     shut_down(s);
+}
+
+int server_engine_status(struct server *s, bool *failed)
+{
+    *failed = proxy_has_failed(s->proxy);
+    return proxy_start_status(s->proxy);
 }
 
 void server_close(struct server *s)
@@ -190,6 +233,7 @@ void server_close(struct server *s)
     work_stop(s);
     embed_close(s);
     pump_stop(s);
+    proxy_close(s->proxy);
     listen_close(s);
     if (s->stop_fd >= 0) close(s->stop_fd);
     response_store_close(s->store);

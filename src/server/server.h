@@ -15,6 +15,19 @@
 struct server; /* opaque */
 struct library;
 
+/* Engines in processes of their own (--isolate, proxy.h). Strings are copied. */
+struct server_engines {
+    const char *exe;               /* this program */
+    const char *const *args;       /* of every engine, behind "serve"; --model, --unix and --host-fd are added */
+    int32_t n_args;
+    const char *path;              /* the default model's folder */
+    const char *dir;               /* an own folder for their sockets */
+    int32_t pool;                  /* --model-pool: most resident engines; 0: every request goes to the default one */
+    /* An engine serves (ENG-208); first: the default one, for the first time. Called by the proxy's thread. NULL: nobody asks */
+    void (*ready)(void *ctx, const struct server *s, const char *id, int pid, bool first);
+    void *ready_ctx;
+};
+
 struct server_options {            /* zero = default; strings are copied */
     const char *host;              /* NULL = "127.0.0.1" */
     int port;                      /* 0 = any free one, see server_port */
@@ -39,14 +52,19 @@ struct server_options {            /* zero = default; strings are copied */
     mb_status (*fit)(void *ctx, struct buf *out, mb_error *err); /* GET /fit: the object, from any thread; NULL = 404 */
     void *fit_ctx;
     struct library *library;       /* models on disk, hub/library.h; borrowed; NULL = none */
+    const struct server_engines *engines; /* NULL: the engine is the client of server_open */
+    int host_fd;                   /* this server is such an engine: the socket to its host; 0: it is not */
     bool trace;                    /* one JSON line a generation on stderr (MLX_BUN_P2R_TRACE, API-337) */
 };
 
-/* client is copied; its ctx must live until server_close. MB_INVALID (host), MB_IO (bind), MB_NO_MEMORY. */
+/* client is copied; its ctx must live until server_close; NULL with opt->engines. MB_INVALID (host), MB_IO (bind), MB_NO_MEMORY. */
 mb_status server_open(struct server **out, const struct engine_client *client, const struct server_options *opt,
                       mb_error *err);
 int server_port(const struct server *s);
 void server_run(struct server *s);
+/* With opt->engines, after server_run: the exit status with which the default engine refused to start, 0 when it did not; *failed: it died
+ * too often. */
+int server_engine_status(struct server *s, bool *failed);
 /* Async-signal-safe. The first call lets active requests finish, a second one cuts them off. */
 void server_request_stop(struct server *s);
 void server_close(struct server *s);

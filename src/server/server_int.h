@@ -20,6 +20,7 @@
 #include "api/api.h"
 #include "base/mem.h"
 #include "host/response_store.h"
+#include "server/proxy.h"
 #include "server/routes.h"
 #include "server/server.h"
 
@@ -107,6 +108,7 @@ struct http_exchange {
     int32_t n_done, n_total;       /* prefill, for the keep-alive line */
     struct trace trace;            /* worker until gen_ready, then the pump */
     struct http_exchange *pump_next;
+    struct transfer *transfer;     /* its way through an engine of its own process (proxy.h); owned; set under lock */
 
     struct http_exchange *ready_next; /* guarded by ready_lock */
     bool ready;
@@ -154,6 +156,7 @@ struct server {
     pthread_t workers[8];
     int n_workers;
     struct embed_worker *embed;    /* owned; embeddings.c */
+    struct proxy *proxy;           /* owned; NULL: the engine is the client's */
 };
 
 /* direct.c: under x's lock: may a chunk go straight to the socket now? And b, as one: false: not now; it has to go through out */
@@ -240,6 +243,8 @@ void generate_keepalive(struct http_exchange *x, int64_t now_ns);
 void generate_probe(struct http_exchange *x);   /* the client sent FIN */
 void generate_dead(struct http_exchange *x);    /* the engine has stopped: end with an error */
 void generate_drop(struct http_exchange *x);    /* pump thread: release everything */
+/* Bytes of a stream, which is opened by the first of them; b is emptied. Any one thread a stream. */
+void generate_send(struct http_exchange *x, struct buf *b, bool end);
 
 /* trace.c */
 void trace_event(struct http_exchange *x, const struct gen_event *ev);
@@ -268,6 +273,11 @@ void handle_downloads(struct http_exchange *x);
 void handle_download_start(struct http_exchange *x);
 void handle_download_cancel(struct http_exchange *x);
 void handle_root(struct http_exchange *x);
+void handle_engine(struct http_exchange *x);
+void handle_ws_chat(struct http_exchange *x);
+void handle_drain(struct http_exchange *x);
+/* stats.c: {"entries", "bytes", "max_bytes", "ttl_ms"} */
+void stats_put_store(struct buf *b, struct server *s);
 /* library.c: put the other servable models (or only_id) behind those of a /v1/models body (API-264). */
 void library_append_models(struct http_exchange *x, const char *only_id, struct buf *list);
 

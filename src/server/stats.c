@@ -90,11 +90,11 @@ static void put_http(struct buf *b, struct server *s)
 }
 
 /* API-249, API-271 */
-static void put_store(struct buf *b, struct server *s)
+void stats_put_store(struct buf *b, struct server *s)
 {
     struct response_store_stats st;
     response_store_stats(s->store, &st);
-    buf_printf(b, ", \"response_store\": {\"entries\": %lld, \"bytes\": %zu, \"max_bytes\": %zu, \"ttl_ms\": %lld}",
+    buf_printf(b, "{\"entries\": %lld, \"bytes\": %zu, \"max_bytes\": %zu, \"ttl_ms\": %lld}",
                (long long)st.entries, st.bytes, st.max_bytes, (long long)st.ttl_ms);
 }
 
@@ -116,7 +116,8 @@ void handle_stats(struct http_exchange *x)
     text(&b, m->tier);
     buf_printf(&b, "}, \"prompt_cache\": {\"entries\": %lld, \"bytes\": %llu, \"max_bytes\": %llu, \"hits\": %llu, \"misses\": %llu}",
                (long long)e.cache_entries, U(e.cache_bytes), U(e.cache_max_bytes), U(e.cache_hits), U(e.cache_misses));
-    put_store(&b, s);
+    buf_append_str(&b, ", \"response_store\": ");
+    stats_put_store(&b, s);
     put_kv(&b, m);
     buf_printf(&b, ", \"admission\": {\"max_safe_context\": %d, \"memory_budget_bytes\": ",
                (int)(e.max_safe_context > 0 && e.max_safe_context < m->n_context ? e.max_safe_context : m->n_context));

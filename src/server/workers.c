@@ -44,7 +44,10 @@ static void work_one(struct http_exchange *x)
     pthread_mutex_lock(&x->lock);
     bool gone = x->gone || x->hung_up;
     pthread_mutex_unlock(&x->lock);
-    if (!gone && body_decode(x) && body_weigh(x)) x->route->handle(x);
+    if (!gone && body_decode(x)) {
+        if (proxy_takes(x)) proxy_push(x);
+        else if (body_weigh(x)) x->route->handle(x);
+    }
     size_t counted = x->body.len;
     buf_free(&x->body);
     buf_init(&x->body, 0);

@@ -141,6 +141,7 @@ def quiet(tmp_path_factory):
 
 @pytest.mark.parametrize("flags,warns", [
     (["--no-open"], None),                                    # T1.39
+    (["--isolate"], None),                                    # T1.15, CFG-067: another process, the same bits
     (["--model-pool", "2"], "isolate"),                       # T1.16, CFG-069
     (["--ssd-cache-max", "3"], "ssd-cache"),                  # T1.11
     (["--ssd-cache-verify"], "ssd-cache"),                    # T1.12
@@ -197,7 +198,6 @@ def test_values_of_rows_without_effect_are_checked(flag, value, words):
 
 @pytest.mark.parametrize("flags", [
     ["--ssd-cache", "/tmp/x", "--ssd-cache-max", "1"],     # T1.10, T1.11, ENG-054: no disk tier to wait for
-    ["--isolate", "--model-pool", "2"],                    # T1.15, T1.16, CFG-017, CFG-069
     ["--draft-model", "x"], ["--draft-kind", "mtp"],       # T1.22, T1.23, ENG-097, ENG-098, ENG-099: no drafts
     ["--kv-quant", "4"], ["--kv-quant", "config"], ["--kv-quant", "turbo"],  # T1.18, ENG-055
 ])

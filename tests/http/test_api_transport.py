@@ -108,11 +108,8 @@ def test_api003_unix_socket(tmp_path):
 
 
 def test_api004_one_model(llama):
-    """API-004 API-035 API-036 API-037: a plain server has one model; isolation is not in this version and is refused by
-    name, so no proxied request can meet a dead engine (502) or a 499, and /ws/chat does not exist."""
+    """API-004 API-036 API-037: a plain server has one model, and no /ws/chat; test_isolate.py has those with engines of their own."""
     assert len(llama.get("/v1/models").json()["data"]) == 1
-    p = rig.run("serve", LLAMA, "--port", 0, "--isolate")
-    assert p.returncode == 2 and "--isolate" in p.stderr
     r = llama.get("/ws/chat", headers={"Upgrade": "websocket", "Connection": "Upgrade"})
     assert r.status_code == 404 and "message" in r.json()["error"]
 
