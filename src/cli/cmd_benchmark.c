@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "cli/bench_isolated.h"
 #include "cli/fit.h"
 
 #define ROUNDS_MAX 100
@@ -39,6 +40,7 @@ struct bench {
     struct buf rows, not_run; /* JSON */
     int32_t n_rows, n_not_run;
     char device[96];
+    int32_t n_vocab;    /* of the model, once a cell has opened it */
 };
 
 /* One running request. */
@@ -178,7 +180,7 @@ static mb_status measure(struct bench *b, mb_engine *e, int32_t n, struct figure
     return MB_OK;
 }
 
-static void add_row(struct bench *b, const struct cell *c, int32_t n, const struct figures *r)
+static void add_row(struct bench *b, const struct cell *c, int32_t n, const struct figures *r, const struct isolated_figures *host)
 {
     buf_printf(&b->rows, "%s{", b->n_rows++ ? "," : "");
     if (c->recipe) buf_printf(&b->rows, "\"recipe\":\"%s\",", c->recipe);
@@ -189,10 +191,18 @@ static void add_row(struct bench *b, const struct cell *c, int32_t n, const stru
     json_write_double(&b->rows, r->prefill_tok_s);
     buf_append_str(&b->rows, ",\"decode_tok_s\":");
     json_write_double(&b->rows, r->decode_tok_s);
+    if (host) {
+        buf_append_str(&b->rows, ",\"host_ms\":");
+        json_write_double(&b->rows, host->host_ms);
+        buf_append_str(&b->rows, ",\"host_ms_max\":");
+        json_write_double(&b->rows, host->host_ms_max);
+    }
     buf_append_char(&b->rows, '}');
     if (b->f->json.b) return;
-    printf("  %-4s %-5s %3d  %10.1f tok/s  %8.3f s  %10.1f tok/s%s%s\n", c->tier, c->kv, (int)n, r->prefill_tok_s, r->first_s,
+    printf("  %-4s %-5s %3d  %10.1f tok/s  %8.3f s  %10.1f tok/s%s%s", c->tier, c->kv, (int)n, r->prefill_tok_s, r->first_s,
            r->decode_tok_s, c->recipe ? "  " : "", c->recipe ? c->recipe : "");
+    if (host) printf(" (over HTTP; the host answers in %.1f ms, at most %.1f)", host->host_ms, host->host_ms_max);
+    printf("\n");
     fflush(stdout);
 }
 
@@ -244,17 +254,53 @@ static mb_status run_cell(struct bench *b, const struct cell *c, mb_error *err)
     struct figures r;
     MB_TRY(open_cell(b, c, &e, err));
     snprintf(b->device, sizeof b->device, "%s", mb_engine_loaded(e)->device);
+    b->n_vocab = mb_engine_loaded(e)->n_vocab;
     int32_t room = mb_engine_loaded(e)->max_context_in_pool, need = b->n_prompt + b->n_tokens;
     mb_status st = need <= room ? MB_OK
                                 : mb_fail(err, MB_INVALID, "--prompt-tokens %d and --tokens %d are more than the %d tokens that "
                                           "one request can use here", (int)b->n_prompt, (int)b->n_tokens, (int)room);
     if (st == MB_OK) st = measure(b, e, 1, &r, err);
-    if (st == MB_OK) add_row(b, c, 1, &r);
+    if (st == MB_OK) add_row(b, c, 1, &r, NULL);
     bool on_gpu = strncmp(b->device, "cuda", 4) == 0; /* `fit` predicts for the CPU */
     if (st == MB_OK && r.decode_tok_s > 0 && !on_gpu) keep_rate(b, c, &r);
     if (st == MB_OK && c->batch > 1) st = measure(b, e, c->batch, &r, err);
-    if (st == MB_OK && c->batch > 1) add_row(b, c, c->batch, &r);
+    if (st == MB_OK && c->batch > 1) add_row(b, c, c->batch, &r, NULL);
     mb_engine_close(e);
+    return st;
+}
+
+/* ENG-267: one request through a host and its engine. What the cell says of tier and KV format the engine has from the flags. */
+static mb_status isolated_rounds(struct bench *b, const struct cell *c, struct isolated_bench *ib, int32_t *ids, mb_error *err)
+{
+    double v[3][ROUNDS_MAX];
+    struct isolated_figures r, host = { .host_ms_max = 0 };
+    for (int32_t i = -1; i < b->n_rounds; i++) { /* the first warms up: not counted */
+        fill_prompt(b, ids, b->n_vocab);
+        MB_TRY(isolated_bench_run(ib, ids, b->n_prompt, b->n_tokens, &r, err));
+        if (i < 0) continue;
+        v[0][i] = r.first_s;
+        v[1][i] = r.decode_tok_s;
+        v[2][i] = r.host_ms;
+        if (r.host_ms_max > host.host_ms_max) host.host_ms_max = r.host_ms_max;
+    }
+    host.host_ms = median(v[2], b->n_rounds);
+    struct figures f = { .first_s = median(v[0], b->n_rounds), .decode_tok_s = median(v[1], b->n_rounds) };
+    f.prefill_tok_s = f.first_s > 0 ? r.n_prompt / f.first_s : 0;
+    int32_t asked = b->n_prompt;
+    b->n_prompt = r.n_prompt;
+    add_row(b, c, 1, &f, &host);
+    b->n_prompt = asked;
+    return MB_OK;
+}
+
+static mb_status run_isolated(struct bench *b, const struct cell *c, mb_error *err)
+{
+    struct isolated_bench *ib = NULL;
+    int32_t *ids = mb_alloc((size_t)b->n_prompt * sizeof *ids + 1);
+    mb_status st = ids ? isolated_bench_open(&ib, b->f, b->path, err) : mb_fail(err, MB_NO_MEMORY, "out of memory for a prompt");
+    if (st == MB_OK) st = isolated_rounds(b, c, ib, ids, err);
+    isolated_bench_close(ib);
+    mb_free(ids);
     return st;
 }
 
@@ -276,20 +322,19 @@ static const struct recipe {
     const char *name, *tier, *kv;
     int32_t batch, n_tokens;
     bool tight;
-    const char *elsewhere; /* why this verb cannot show it */
+    bool isolated; /* through serve --isolate, over HTTP */
 } recipes[] = {
-    { "single user", NULL, NULL, 1, 0, false, NULL },             /* ENG-265 */
-    { "several clients", NULL, NULL, 4, 0, false, NULL },         /* ENG-266 */
-    { "never-lagging interface", NULL, NULL, 1, 0, false,         /* ENG-267 */
-      "--isolate and --model-pool belong to serve: they decide who waits for whom, not how fast an engine is" },
-    { "mlx-lm's arithmetic", "l1", NULL, 1, 0, false, NULL },     /* ENG-268 */
-    { "optiq's arithmetic", "l2", NULL, 1, 0, false, NULL },
-    { "tight memory", NULL, NULL, 1, 0, true, NULL },             /* ENG-269: as the flags say, then packed */
-    { "tight memory", NULL, "8", 1, 0, true, NULL },
-    { "tight memory", NULL, "4", 1, 0, true, NULL },
-    { "tight memory", NULL, "config", 1, 0, true, NULL },
-    { "tight memory", NULL, "turbo", 1, 0, true, NULL },
-    { "mlx_lm.server's policy", "l1", NULL, 1, 512, false, NULL } /* CFG-122: greedy, one at a time, 512 tokens where nobody says a number */
+    { "single user", NULL, NULL, 1, 0, false, false },             /* ENG-265 */
+    { "several clients", NULL, NULL, 4, 0, false, false },         /* ENG-266 */
+    { "never-lagging interface", NULL, NULL, 1, 0, false, true },  /* ENG-267 */
+    { "mlx-lm's arithmetic", "l1", NULL, 1, 0, false, false },     /* ENG-268 */
+    { "optiq's arithmetic", "l2", NULL, 1, 0, false, false },
+    { "tight memory", NULL, NULL, 1, 0, true, false },             /* ENG-269: as the flags say, then packed */
+    { "tight memory", NULL, "8", 1, 0, true, false },
+    { "tight memory", NULL, "4", 1, 0, true, false },
+    { "tight memory", NULL, "config", 1, 0, true, false },
+    { "tight memory", NULL, "turbo", 1, 0, true, false },
+    { "mlx_lm.server's policy", "l1", NULL, 1, 512, false, false } /* CFG-122: greedy, one at a time, 512 tokens where nobody says a number */
 };
 
 static void add_not_run(struct bench *b, const struct recipe *r, const char *why)
@@ -306,12 +351,9 @@ static mb_status run_recipe(struct bench *b, const struct recipe *r, const char 
                             mb_error *err)
 {
     struct cell c = { r->tier ? r->tier : tier, r->kv ? r->kv : kv, r->batch, r->name, r->tight };
-    if (r->elsewhere) {
-        add_not_run(b, r, r->elsewhere);
-        return MB_OK;
-    }
-    mb_status st = run_cell(b, &c, err);
-    if (st != MB_UNSUPPORTED && st != MB_NO_MEMORY && st != MB_INVALID && st != MB_CONTEXT_OVER_BUDGET) return st;
+    mb_status st = r->isolated ? run_isolated(b, &c, err) : run_cell(b, &c, err);
+    bool elsewhere = r->isolated && (st == MB_IO || st == MB_ENGINE_DEAD); /* a place without sockets, say */
+    if (!elsewhere && st != MB_UNSUPPORTED && st != MB_NO_MEMORY && st != MB_INVALID && st != MB_CONTEXT_OVER_BUDGET) return st;
     add_not_run(b, r, err->text); /* this version has no such format, or it does not fit here: the others may */
     *failed = st;
     return MB_OK;

@@ -15,7 +15,7 @@ static void add(struct list *l, const char *name, const char *value)
     struct isolation *i = l->i;
     size_t left = sizeof i->text - l->used;
     int n = snprintf(i->text + l->used, left, "--%s=%s", name, value);
-    if (n < 0 || (size_t)n >= left || l->n + 1 >= (int32_t)(sizeof i->args / sizeof i->args[0])) {
+    if (n < 0 || (size_t)n >= left || l->n + 8 >= (int32_t)(sizeof i->args / sizeof i->args[0])) {
         l->full = true;
         return;
     }
