@@ -13,6 +13,8 @@ static const struct verb verbs[] = {
       "none, the hub's small model is fetched and served, and a better one comes in the background, where it would fit, for the next\n"
       "start (--no-download: neither); without a hub our own starter is. mlx-bun alone is mlx-bun serve.\n\n"
       "When it is ready it prints the address, the model, how memory is divided, and a first request to try.\n\n"
+      "--isolate runs the engine in a process of its own, which is started again when it dies; --model-pool N then serves every model\n"
+      "in the cache by its id, with at most N engines at a time.\n\n"
       "  mlx-bun serve ~/models/SmolLM2-135M-Instruct\n"
       "  mlx-bun serve starter --port 9000 --api-key secret --host 0.0.0.0", cmd_serve },
     { "generate", "gen", CMD_GENERATE, 1, "[MODEL] --prompt TEXT | --batch-file IN --output OUT [flags]", "generate text, or answer a file of prompts",

@@ -84,19 +84,20 @@ void proxy_forget(struct http_exchange *x)
     x->transfer = NULL;
 }
 
-/* API-368: an exact id of /v1/models goes to its own engine, all else to the default one. */
-static void choose_model(struct proxy *p, struct http_exchange *x, struct transfer *t)
+/* API-368: an exact id of /v1/models goes to its own engine, all else to the default one. false: no memory. */
+static bool choose_model(struct proxy *p, struct http_exchange *x, struct transfer *t)
 {
     char id[PROXY_ID_MAX], path[4096];
     mb_error err;
-    if (p->pool <= 0 || !x->route->by_model || !x->s->opt.library) return;
-    if (!api_peek_string(x->body.data ? x->body.data : "", x->body.len, "model", id, sizeof id) || !id[0]) return;
+    if (p->pool <= 0 || !x->route->by_model || !x->s->opt.library) return true;
+    if (!api_peek_string(x->body.data ? x->body.data : "", x->body.len, "model", id, sizeof id) || !id[0]) return true;
     pthread_mutex_lock(&p->lock);
     bool is_default = p->known && strcmp(p->info.id, id) == 0;
     pthread_mutex_unlock(&p->lock);
-    if (is_default || library_path(x->s->opt.library, id, path, sizeof path, &err) != MB_OK || strcmp(path, p->default_path) == 0) return;
+    if (is_default || library_path(x->s->opt.library, id, path, sizeof path, &err) != MB_OK || strcmp(path, p->default_path) == 0) return true;
     t->id = mb_strdup(id);
     t->path = mb_strdup(path);
+    return t->id && t->path;
 }
 
 static void put_target(struct buf *b, const struct http_exchange *x)
@@ -128,8 +129,8 @@ static void write_ask(struct http_exchange *x, struct transfer *t)
 void proxy_push(struct http_exchange *x)
 {
     struct proxy *p = x->s->proxy;
-    struct transfer *t = mb_calloc(1, sizeof *t);
-    if (!t) {
+    struct transfer *t = x->transfer ? NULL : mb_calloc(1, sizeof *t);
+    if (!t) { /* or it comes back (transfer.local), and what it waited for could not be kept */
         http_reply_status(x, 503, "no_memory", NULL, "no memory for the request");
         return;
     }
@@ -137,7 +138,7 @@ void proxy_push(struct http_exchange *x)
     buf_init(&t->ask, 0);
     buf_init(&t->in, 0);
     upstream_init(&t->up);
-    choose_model(p, x, t);
+    bool ok = choose_model(p, x, t);
     x->encoding[0] = '\0';
     t->body = x->body;
     buf_init(&x->body, 0);
@@ -147,7 +148,7 @@ void proxy_push(struct http_exchange *x)
     pthread_mutex_lock(&x->lock);
     x->transfer = t;
     pthread_mutex_unlock(&x->lock);
-    if (t->ask.failed) http_reply_status(x, 503, "no_memory", NULL, "no memory for the request");
+    if (!ok || t->ask.failed) http_reply_status(x, 503, "no_memory", NULL, "no memory for the request");
     else proxy_poke(x);
 }
 
@@ -212,7 +213,7 @@ static void *proxy_main(void *ctx)
     struct proxy *p = ctx;
     struct epoll_event ev[64];
     int64_t t_tick = 0, t_quit = 0;
-    threads_set_name("proxy");
+    threads_set_name("proxy"); /* its priority stays: engines inherit it */
     for (;;) {
         int64_t now = clock_now_ns();
         int n = epoll_wait(p->epoll_fd, ev, 64, p->hurry ? HURRY_MS : engines_wait_ms(p, now));

@@ -36,8 +36,10 @@ static const char *name_of(const struct engine *e)
 }
 
 /* --- the table --- */
-static bool is_forgettable(const struct engine *e)
+static bool is_forgettable(const struct proxy *p, const struct engine *e)
 {
+    for (const struct transfer *t = p->first; t; t = t->next)
+        if (t->engine == e) return false;
     return e->i > 0 && e->state == ENGINE_ABSENT && e->n_waiting == 0 && e->n_running == 0 && e->n_pinned == 0;
 }
 
@@ -68,7 +70,7 @@ struct engine *engine_find(struct proxy *p, const char *id, const char *path)
         if (p->engines[i]->id && strcmp(p->engines[i]->id, id) == 0) return p->engines[i];
     if (i == PROXY_ENGINES_MAX) {
         for (i = 1; i < PROXY_ENGINES_MAX; i++)
-            if (is_forgettable(p->engines[i])) break;
+            if (is_forgettable(p, p->engines[i])) break;
     }
     if (i == PROXY_ENGINES_MAX) return NULL;
     struct engine *e = engine_new(i, id, path);

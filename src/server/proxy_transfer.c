@@ -290,15 +290,12 @@ static void count_events(struct transfer *t, size_t len)
 
 static void pass_on(struct transfer *t)
 {
-    struct buf b;
     size_t n = whole_events(t);
     if (n == 0) return;
+    struct buf b = { .data = t->in.data, .len = n, .cap = t->in.cap }; /* a view: it is only read, and cleared */
     t->torn = n < 2 || t->in.data[n - 1] != '\n' || t->in.data[n - 2] != '\n';
     count_events(t, n);
-    buf_init(&b, 0);
-    buf_append(&b, t->in.data, n);
     generate_send(t->x, &b, false);
-    buf_free(&b);
     memmove(t->in.data, t->in.data + n, t->in.len - n);
     t->in.len -= n;
     if (t->in.len == 0 && t->in.cap > OUT_HIGH_BYTES) buf_free(&t->in), buf_init(&t->in, 0);
@@ -392,7 +389,8 @@ void transfer_poke(struct proxy *p, struct transfer *t)
     pthread_mutex_lock(&x->lock);
     bool gone = x->gone || x->hung_up, fin = x->fin, cut = x->cut;
     pthread_mutex_unlock(&x->lock);
-    if (gone || (fin && t->state != TRANSFER_RUNNING)) {
+    bool sent_soon = t->state == TRANSFER_RUNNING || t->engine->state == ENGINE_READY;
+    if (gone || (fin && !sent_soon)) {
         leave(p, t);
         return;
     }
