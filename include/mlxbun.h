@@ -41,7 +41,8 @@ MB_API void mb_set_log(int level, void (*sink)(void *ctx, int level, const char 
 typedef struct mb_options {
     size_t size;               /* sizeof(mb_options) */
     const char *tier;          /* "l1" (default), "l2", "f32": arithmetic, docs/numerics.md */
-    const char *kv;            /* "off" (the family's 16-bit type), "f16", "bf16", "f32"; NULL: f32 with tier f32, else off */
+    const char *kv;            /* "off" (the family's 16-bit type), "8", "4", "config" (kv_config.json), "f16", "bf16", "f32"; NULL: f32 with
+                                  tier f32, config with tier l2 where the model has a kv_config.json, else off */
     const char *device;        /* "cpu" (default), "cuda" or "cuda:N": an NVIDIA GPU (docs/cuda.md) */
     const char *cpu_level;     /* "portable", "avx2", "avx512", "amx"; NULL: the best of this machine. Same bits. */
     int32_t n_threads;         /* 0: physical cores this process may use. Same bits. */

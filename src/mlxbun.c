@@ -56,7 +56,8 @@ mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err
 mb_status mb_kv_parse(const char *text, int *out, mb_error *err)
 {
     static const struct { const char *name; int format; } names[] = {
-        { "off", KV_OF_FAMILY }, { "f16", KV_F16 }, { "bf16", KV_BF16 }, { "f32", KV_F32 },
+        { "off", KV_OF_FAMILY }, { "f16", KV_F16 }, { "bf16", KV_BF16 }, { "f32", KV_F32 }, { "8", KV_Q8 }, { "4", KV_Q4 },
+        { "config", KV_OF_CONFIG },
     };
     *out = KV_OF_TIER;
     for (size_t i = 0; text && i < sizeof names / sizeof names[0]; i++)
@@ -64,8 +65,8 @@ mb_status mb_kv_parse(const char *text, int *out, mb_error *err)
             *out = names[i].format;
             return MB_OK;
         }
-    return text ? mb_fail_at(err, MB_UNSUPPORTED, "kv-quant", "KV format %.32s is not in this version; use off, f16, bf16 or "
-                             "f32", text) : MB_OK;
+    return text ? mb_fail_at(err, MB_UNSUPPORTED, "kv-quant", "KV format %.32s is not in this version; use off, 8, 4, config, "
+                             "f16, bf16 or f32", text) : MB_OK;
 }
 
 mb_status mb_options_to_load(const char *path, const mb_options *opt, struct engine_load *out, mb_error *err)
@@ -100,12 +101,6 @@ mb_status mb_options_to_load(const char *path, const mb_options *opt, struct eng
     return MB_OK;
 }
 
-const char *mb_kv_name(enum kv_format format)
-{
-    static const char *const names[KV_FORMAT_COUNT] = { [KV_BF16] = "bf16", [KV_F16] = "f16", [KV_F32] = "f32" };
-    return names[format];
-}
-
 /* --adapter: PATH, whose last part is the id, or ID=PATH; id receives it. A bad one fails the start (CFG-083). */
 static mb_status mount_default(struct engine *engine, const char *spec, char id[ENGINE_ADAPTER_ID_BYTES], mb_error *err)
 {
@@ -127,7 +122,7 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
     struct gen_engine_options opt = { .model_dir = path, .model_id = x ? x->model_id : NULL,
                                       .max_tokens = x ? x->max_tokens : -1, .thinking = x ? x->thinking : GIVEN_NONE,
                                       .ring_events = x ? x->ring_events : 0, .cache_dir = x ? x->cache_dir : NULL };
-    struct gen_model_info info = { .path = path, .n_context = e->loaded.n_context, .kv_mode = mb_kv_name(e->loaded.kv_format),
+    struct gen_model_info info = { .path = path, .n_context = e->loaded.n_context, .kv_mode = e->loaded.kv_mode ? e->loaded.kv_mode : "bf16",
                                    .n_layer_full = e->loaded.n_layer_full, .n_layer_window = e->loaded.n_layer_window,
                                    .device = e->loaded.device, .tier = mb_tier_name(load->tier),
                                    .weight_bytes = e->loaded.weight_bytes, .pool_bytes = e->loaded.pool_bytes,
@@ -141,6 +136,8 @@ static mb_status open_gen(mb_engine *e, struct engine *engine, const char *path,
         MB_TRY(st);
         opt.default_adapter = adapter;
     }
+    for (int i = 0, n = 0; i < KV_FORMAT_COUNT; i++)
+        if (e->loaded.n_layer_kv[i] > 0) info.kv_layers[n++] = (struct gen_kv_layers){ kv_format_name(i), e->loaded.n_layer_kv[i] };
     if (e->loaded.reserved_answer > 0) opt.max_tokens = e->loaded.reserved_answer;
     if (x) opt.server = x->server;
     if (x) opt.hlg = x->hlg;

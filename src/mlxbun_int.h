@@ -46,7 +46,6 @@ const struct engine_loaded *mb_engine_loaded(const mb_engine *e);
 mb_status mb_tier_parse(const char *text, enum fidelity_tier *out, mb_error *err);
 mb_status mb_kv_parse(const char *text, int *out, mb_error *err);
 const char *mb_tier_name(enum fidelity_tier tier);
-const char *mb_kv_name(enum kv_format format);
 /* Options as an engine_load. */
 mb_status mb_options_to_load(const char *path, const mb_options *opt, struct engine_load *out, mb_error *err);
 /* With what mb_open_extra adds; x may be NULL. Strings are borrowed from both. */

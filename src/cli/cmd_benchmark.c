@@ -41,6 +41,7 @@ struct bench {
     int32_t n_rows, n_not_run;
     char device[96];
     int32_t n_vocab;    /* of the model, once a cell has opened it */
+    bool kv_config;     /* the last engine has what kv_config.json says */
 };
 
 /* One running request. */
@@ -180,12 +181,18 @@ static mb_status measure(struct bench *b, mb_engine *e, int32_t n, struct figure
     return MB_OK;
 }
 
+/* What --kv-quant would say; c->kv NULL: as the tier does. */
+static const char *kv_label(const struct bench *b, const struct cell *c)
+{
+    return c->kv ? c->kv : strcmp(c->tier, "f32") == 0 ? "f32" : b->kv_config ? "config" : "off";
+}
+
 static void add_row(struct bench *b, const struct cell *c, int32_t n, const struct figures *r, const struct isolated_figures *host)
 {
     buf_printf(&b->rows, "%s{", b->n_rows++ ? "," : "");
     if (c->recipe) buf_printf(&b->rows, "\"recipe\":\"%s\",", c->recipe);
     buf_printf(&b->rows, "\"tier\":\"%s\",\"kv\":\"%s\",\"requests\":%d,\"prompt_tokens\":%d,\"tokens\":%d,\"first_token_s\":",
-               c->tier, c->kv, (int)n, (int)b->n_prompt, (int)b->n_tokens);
+               c->tier, kv_label(b, c), (int)n, (int)b->n_prompt, (int)b->n_tokens);
     json_write_double(&b->rows, r->first_s);
     buf_append_str(&b->rows, ",\"prefill_tok_s\":");
     json_write_double(&b->rows, r->prefill_tok_s);
@@ -199,7 +206,7 @@ static void add_row(struct bench *b, const struct cell *c, int32_t n, const stru
     }
     buf_append_char(&b->rows, '}');
     if (b->f->json.b) return;
-    printf("  %-4s %-5s %3d  %10.1f tok/s  %8.3f s  %10.1f tok/s%s%s", c->tier, c->kv, (int)n, r->prefill_tok_s, r->first_s,
+    printf("  %-4s %-5s %3d  %10.1f tok/s  %8.3f s  %10.1f tok/s%s%s", c->tier, kv_label(b, c), (int)n, r->prefill_tok_s, r->first_s,
            r->decode_tok_s, c->recipe ? "  " : "", c->recipe ? c->recipe : "");
     if (host) printf(" (over HTTP; the host answers in %.1f ms, at most %.1f)", host->host_ms, host->host_ms_max);
     printf("\n");
@@ -255,6 +262,7 @@ static mb_status run_cell(struct bench *b, const struct cell *c, mb_error *err)
     MB_TRY(open_cell(b, c, &e, err));
     snprintf(b->device, sizeof b->device, "%s", mb_engine_loaded(e)->device);
     b->n_vocab = mb_engine_loaded(e)->n_vocab;
+    b->kv_config = strncmp(mb_engine_loaded(e)->kv_mode, "mixed", 5) == 0;
     int32_t room = mb_engine_loaded(e)->max_context_in_pool, need = b->n_prompt + b->n_tokens;
     mb_status st = need <= room ? MB_OK
                                 : mb_fail(err, MB_INVALID, "--prompt-tokens %d and --tokens %d are more than the %d tokens that "
@@ -306,13 +314,25 @@ static mb_status run_isolated(struct bench *b, const struct cell *c, mb_error *e
 
 /* --- the verb --- */
 
+static void add_not_run(struct bench *b, const char *recipe, const char *kv, const char *why)
+{
+    buf_printf(&b->not_run, "%s{\"recipe\":\"%s\",", b->n_not_run++ ? "," : "", recipe);
+    if (kv) buf_printf(&b->not_run, "\"kv\":\"%s\",", kv);
+    buf_append_str(&b->not_run, "\"why\":");
+    json_write_string(&b->not_run, why, strlen(why));
+    buf_append_char(&b->not_run, '}');
+    if (!b->f->json.b) printf("  not run: %s%s%s: %s\n", recipe, kv ? ", KV " : "", kv ? kv : "", why);
+}
+
 static mb_status run_features(struct bench *b, int32_t batch, mb_error *err)
 {
-    static const char *const tiers[] = { "l1", "l2", "f32" }, *const kvs[] = { "off", "f16", "f32" };
+    static const char *const tiers[] = { "l1", "l2", "f32" }, *const kvs[] = { "off", "f16", "f32", "8", "4" };
     for (size_t t = 0; t < 3; t++)
-        for (size_t k = 0; k < 3; k++) {
+        for (size_t k = 0; k < sizeof kvs / sizeof kvs[0]; k++) {
             struct cell c = { tiers[t], kvs[k], batch, NULL, false };
-            MB_TRY(run_cell(b, &c, err));
+            mb_status st = run_cell(b, &c, err);
+            if (st == MB_UNSUPPORTED && k > 2) add_not_run(b, "features", kvs[k], err->text); /* no codes on this device */
+            else if (st != MB_OK) return st;
         }
     return MB_OK;
 }
@@ -337,24 +357,15 @@ static const struct recipe {
     { "mlx_lm.server's policy", "l1", NULL, 1, 512, false, false } /* CFG-122: greedy, one at a time, 512 tokens where nobody says a number */
 };
 
-static void add_not_run(struct bench *b, const struct recipe *r, const char *why)
-{
-    buf_printf(&b->not_run, "%s{\"recipe\":\"%s\",", b->n_not_run++ ? "," : "", r->name);
-    if (r->kv) buf_printf(&b->not_run, "\"kv\":\"%s\",", r->kv);
-    buf_append_str(&b->not_run, "\"why\":");
-    json_write_string(&b->not_run, why, strlen(why));
-    buf_append_char(&b->not_run, '}');
-    if (!b->f->json.b) printf("  not run: %s%s%s: %s\n", r->name, r->kv ? ", KV " : "", r->kv ? r->kv : "", why);
-}
-
 static mb_status run_recipe(struct bench *b, const struct recipe *r, const char *tier, const char *kv, mb_status *failed,
                             mb_error *err)
 {
     struct cell c = { r->tier ? r->tier : tier, r->kv ? r->kv : kv, r->batch, r->name, r->tight };
     mb_status st = r->isolated ? run_isolated(b, &c, err) : run_cell(b, &c, err);
     bool elsewhere = r->isolated && (st == MB_IO || st == MB_ENGINE_DEAD); /* a place without sockets, say */
-    if (!elsewhere && st != MB_UNSUPPORTED && st != MB_NO_MEMORY && st != MB_INVALID && st != MB_CONTEXT_OVER_BUDGET) return st;
-    add_not_run(b, r, err->text); /* this version has no such format, or it does not fit here: the others may */
+    if (!elsewhere && st != MB_UNSUPPORTED && st != MB_NO_MEMORY && st != MB_INVALID && st != MB_CONTEXT_OVER_BUDGET && st != MB_NOT_FOUND)
+        return st;
+    add_not_run(b, r->name, r->kv, err->text); /* this version has no such format, or it does not fit here: the others may */
     *failed = st;
     return MB_OK;
 }

@@ -152,7 +152,7 @@ static bool is_met(const struct bar_row *bar, const struct fidelity_report *r)
 
 static void print_row(const struct bar_row *bar, const struct fidelity_report *r)
 {
-    printf("%-15s KV %-4s mean KL %.3g (bar %.0e)  p99 %.3g  max %.3g  top-1 %.2f %%", bar->name, mb_kv_name(r->kv_format),
+    printf("%-15s KV %-4s mean KL %.3g (bar %.0e)  p99 %.3g  max %.3g  top-1 %.2f %%", bar->name, r->kv_mode,
            r->mean_kl, bar->max_mean_kl, r->p99_kl, r->max_kl, r->top1_percent);
     if (bar->min_top1_percent > 0) printf(" (bar %.0f %%)", bar->min_top1_percent);
     printf("  %s\n", is_met(bar, r) ? "met" : "MISSED");
@@ -162,7 +162,7 @@ static void print_row(const struct bar_row *bar, const struct fidelity_report *r
 static void append_row(struct buf *b, const struct bar_row *bar, const struct fidelity_report *r)
 {
     buf_printf(b, "%s{\"tier\":\"%s\",\"kv\":\"%s\",\"positions\":%lld,\"mean_kl\":", b->data && b->data[b->len - 1] == '}' ? "," : "",
-               mb_tier_name(bar->tier), mb_kv_name(r->kv_format), (long long)r->n_positions);
+               mb_tier_name(bar->tier), r->kv_mode, (long long)r->n_positions);
     json_write_double(b, r->mean_kl);
     buf_append_str(b, ",\"p99_kl\":");
     json_write_double(b, r->p99_kl);

@@ -50,7 +50,7 @@ static void print_speed(const struct fit_view *v)
     if (v->report.decode_tps > 0)
         printf("  speed     about %.3g tokens/s behind %d tokens, a prompt of %d at %.3g tokens/s (%s, KV %s)\n", v->report.decode_tps,
                (int)v->report.n_context, (int)v->report.n_context, v->report.prefill_tps, mb_tier_name(v->model.tier),
-               mb_kv_name((enum kv_format)v->model.info.kv_format));
+               v->model.info.kv_mode);
     if (v->typical_tps > 0 && v->typical_context > 0 && v->typical_context != v->report.n_context)
         printf("            about %.3g tokens/s behind %d\n", v->typical_tps, (int)v->typical_context);
     if (v->measured.tokens_per_s > 0)
@@ -104,7 +104,7 @@ static mb_status print_json(const struct flags *f, const struct fit_view *v, mb_
     buf_printf(&more, ", \"scratch_bytes\": %zu, \"kept_bytes\": %zu, \"expected_bytes\": %zu", v->report.scratch_bytes, v->report.kept_bytes,
                v->report.total_bytes + v->report.kept_bytes);
     buf_printf(&more, ", \"tier\": \"%s\", \"kv\": \"%s\", \"predicted_prefill_tps\": ", mb_tier_name(v->model.tier),
-               mb_kv_name((enum kv_format)v->model.info.kv_format));
+               v->model.info.kv_mode);
     json_write_double(&more, v->report.prefill_tps);
     buf_append_str(&more, ", ");
     mb_status st = buf_status(&more, "the report", err);

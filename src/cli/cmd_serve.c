@@ -155,7 +155,7 @@ static void print_card(const struct flags *f, mb_engine *e, const char *path, co
     if (f->unix_path.given) printf("  socket   %s\n", f->unix_path.s);
     else printf("  url      %s/v1\n", url);
     printf("  model    %s\n           %s\n", info->id, path);
-    printf("  tier     %s, KV %s; %s; up to %d requests together\n", info->tier, mb_kv_name(l->kv_format), l->device, info->batch);
+    printf("  tier     %s, KV %s; %s; up to %d requests together\n", info->tier, info->kv_mode, l->device, info->batch);
     print_memory(l);
     serve_fit_line(fit, speed);
     if (speed[0]) printf("  speed    %s\n", speed);

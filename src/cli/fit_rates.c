@@ -140,7 +140,7 @@ static bool name_model(const struct engine_load *load, const struct fit_model *m
     if (!real) return false;
     snprintf(snapshot, PATH_MAX + 32, "%s@%016llx", real, (unsigned long long)engine_model_identity(real));
     free(real);
-    snprintf(way, 160, "%s %s; %s", mb_tier_name(load->tier), mb_kv_name((enum kv_format)m->info.kv_format), m->info.device);
+    snprintf(way, 160, "%s %s; %s", mb_tier_name(load->tier), m->info.kv_mode, m->info.device);
     return true;
 }
 

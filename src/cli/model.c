@@ -203,7 +203,7 @@ mb_status model_options(const struct flags *f, mb_options *opt, struct mb_open_e
     *opt = (mb_options){ .size = sizeof *opt };
     *x = (struct mb_open_extra){ .max_tokens = -1 };
     MB_TRY(choose_tier(f, &opt->tier, err));
-    opt->kv = f->kv_quant.given || strcmp(opt->tier, "f32") != 0 ? f->kv_quant.s : "f32";
+    opt->kv = f->kv_quant.given ? f->kv_quant.s : NULL; /* as the tier says */
     MB_TRY(model_device_name(f, x->device, err));
     opt->device = x->device;
     opt->cpu_level = f->cpu_level.given ? f->cpu_level.s : NULL;

@@ -120,7 +120,7 @@ mb_status fidelity_measure(const char *model_dir, const int32_t *ids, int32_t n_
     }
     if (st == MB_OK) {
         summarise(&t, out);
-        out->kv_format = model_plan_get(got.model)->kinds[0].format;
+        out->kv_mode = model_kv_mode(model_spec_get(got.model));
     }
     side_close(&ref);
     side_close(&got);

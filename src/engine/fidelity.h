@@ -21,7 +21,7 @@ struct fidelity_report {
     int64_t n_positions;
     double mean_kl, p99_kl, max_kl; /* nats */
     double top1_percent;
-    int kv_format;             /* that was used */
+    const char *kv_mode;       /* that was used: model_kv_mode; static */
 };
 /* ids: n_sequences runs of n_tokens each, one after the other. Ids beyond the vocabulary: MB_INVALID. */
 mb_status fidelity_measure(const char *model_dir, const int32_t *ids, int32_t n_sequences, int32_t n_tokens,

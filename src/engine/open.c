@@ -23,7 +23,6 @@ static void fill_info(const struct model_spec *s, struct engine_loaded *info)
     info->embeds = strcmp(s->arch_name, "qwen3") == 0;
     info->n_eos = s->n_eos;
     memcpy(info->eos_ids, s->eos_ids, sizeof info->eos_ids);
-    info->kv_format = s->n_kinds ? s->kinds[0].format : 0;
     for (int i = 0; i < s->n_layer; i++) {
         if (s->layers[i].window > 0) info->n_layer_window++;
         else info->n_layer_full++;
@@ -194,6 +193,15 @@ static mb_status check_room(const struct engine_load *opt, const struct ops *ops
                       "(--devices cuda:0,1), or use --device cpu", ops->device_describe(dev), (double)need / 1e9, (double)free_bytes / 1e9);
 }
 
+/* What was asked for and a layer cannot do is said once, now (B-115). */
+static void say_formats(const struct model_spec *s)
+{
+    char text[320];
+    bool other = model_kv_note(s, text, sizeof text);
+    if (other) LOGW("engine", "--kv-quant, %s", text);
+    else if (text[0]) LOGI("engine", "--kv-quant, %s", text);
+}
+
 static mb_status open_model(const struct engine_load *opt, const struct ops **ops, struct device **dev, struct model **m,
                             struct engine_loaded *info, mb_error *err)
 {
@@ -214,6 +222,9 @@ static mb_status open_model(const struct engine_load *opt, const struct ops **op
     info->expert_bytes = model_expert_bytes(*m);
     snprintf(info->device, sizeof info->device, "%s", (*ops)->device_describe(*dev));
     fill_info(model_spec_get(*m), info);
+    info->kv_mode = model_kv_mode(model_spec_get(*m));
+    model_kv_count(model_spec_get(*m), info->n_layer_kv);
+    say_formats(model_spec_get(*m));
     return MB_OK;
 }
 
@@ -312,7 +323,8 @@ mb_status engine_load_estimate(const struct engine_load *opt, struct engine_load
         info->weight_bytes = size->weight_bytes;
         info->scratch_bytes = size->scratch_bytes;
         info->expert_bytes = size->expert_bytes;
-        info->kv_format = size->n_kinds ? size->kinds[0].format : 0;
+        info->kv_mode = size->kv_mode;
+        memcpy(info->n_layer_kv, size->n_layer_kv, sizeof info->n_layer_kv);
         snprintf(info->device, sizeof info->device, "%s", ops->device_describe(dev));
         struct engine_load now = *opt;
         if (!now.memory_budget_bytes) now.memory_budget_bytes = usable_on(ops, dev);

@@ -15,7 +15,7 @@ struct engine_load {
     const char *cpu_level;         /* NULL = highest */
     int n_threads;                 /* 0 = physical cores this process may use */
     enum fidelity_tier tier;
-    int kv_format;                 /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
+    int kv_format;                 /* enum kv_format, KV_OF_TIER, KV_OF_FAMILY or KV_OF_CONFIG */
     int32_t n_context;             /* 0 = the model's */
     int32_t reserve_context;       /* GLM-5.2: serve so many tokens of context and refuse to load without room for them; 0 = no */
     int32_t reserve_answer;        /* of which so many are an answer's; 0 = 128 (MOD-038, MOD-039) */
@@ -38,7 +38,8 @@ struct engine_loaded {
     int32_t max_context_in_pool;   /* tokens of one sequence that fit the empty pool */
     bool fits;
     char device[96];               /* "cpu avx2, 2 threads" */
-    int kv_format;
+    const char *kv_mode;           /* "f16", "uniform-kv8", ...: model_kv_mode */
+    int32_t n_layer_kv[KV_FORMAT_COUNT]; /* layers by format: model_kv_count */
     int32_t n_layer_full, n_layer_window, n_context, n_vocab;
     int32_t eos_ids[16], n_eos;    /* config and generation_config */
     bool embeds;                   /* of a family whose last hidden state is an embedding (qwen3, MOD-043) */

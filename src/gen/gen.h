@@ -181,13 +181,16 @@ struct engine_client {
     int32_t (*adapter_available)(void *ctx, struct engine_adapter_entry *out, int32_t cap); /* folders found; reads files */
 };
 
+struct gen_kv_layers { const char *name; int32_t n; }; /* a format of keys and values, static text; so many layers have it */
+
 struct gen_model_info {
     const char *id;              /* shown in "model": repo id or the directory's base name (API-006, Q66) */
     const char *path;
     int32_t n_context;
     bool has_template, reasoning, vision;
     bool embeds, embeds_only;    /* /v1/embeddings answers; nothing else does (MOD-043, Q72) */
-    const char *kv_mode;         /* "bf16", "f16", "f32" ... for /stats.kv_quant.mode */
+    const char *kv_mode;         /* "bf16", "uniform-kv8" ... for /stats.kv_quant.mode */
+    struct gen_kv_layers kv_layers[8]; /* up to the first with n = 0 */
     int32_t n_layer_full, n_layer_window;
     const char *device;          /* "cpu avx2, 2 threads" */
     const char *tier;            /* "l1" */

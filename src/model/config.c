@@ -130,15 +130,15 @@ static int find_kind(struct model_spec *s, const struct layer_spec *l)
     for (int i = 0; i < s->n_kinds; i++) {
         if (type == KIND_STATE && s->kinds[i].type == type) return i;
         struct kv_kind *k = &s->kinds[i];
-        if (k->type == type && k->window == l->window && k->n_head_kv == l->n_head_kv && k->head_dim == head_dim)
+        if (k->type == type && k->window == l->window && k->n_head_kv == l->n_head_kv && k->head_dim == head_dim && k->format == l->kv_format)
             return i;
     }
     if (s->n_kinds == KV_MAX_KINDS) return -1;
     if (type == KIND_STATE)
-        s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .state_floats = delta_state_floats(&s->delta) };
+        s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .format = l->kv_format, .state_floats = delta_state_floats(&s->delta) };
     else
         s->kinds[s->n_kinds] = (struct kv_kind){ .type = type, .window = l->window, .n_head_kv = l->n_head_kv,
-                                             .head_dim = head_dim };
+                                             .head_dim = head_dim, .format = l->kv_format };
     return s->n_kinds++;
 }
 

@@ -80,14 +80,11 @@ static uint64_t fingerprint(const struct checkpoint *c)
     return v;
 }
 
-static void set_kinds(struct model *m, int kv_format)
+static mb_status set_kinds(struct model *m, const char *dir, int kv_format, mb_error *err)
 {
-    bool f32 = kv_format == KV_OF_TIER && m->tier == TIER_F32;
-    int format = kv_format >= 0 ? kv_format : f32 ? (int)KV_F32 : m->spec.kv_format;
-    for (int i = 0; i < m->spec.n_kinds; i++) {
-        m->spec.kinds[i].format = format;
-        m->ops->kv_sizes(m->device, &m->spec.kinds[i]);
-    }
+    MB_TRY(model_kv_formats(&m->spec, dir, kv_format, m->tier, m->ops->kv_codes, err));
+    for (int i = 0; i < m->spec.n_kinds; i++) m->ops->kv_sizes(m->device, &m->spec.kinds[i]);
+    return MB_OK;
 }
 
 static void set_limits(struct model *m, const struct model_options *opt)
@@ -168,7 +165,7 @@ static mb_status open_parts(struct model *m, const char *dir, const struct model
 {
     MB_TRY(model_config_read(&m->spec, dir, err));
     set_limits(m, opt);
-    set_kinds(m, opt->kv_format);
+    MB_TRY(set_kinds(m, dir, opt->kv_format, err));
     MB_TRY(checkpoint_open(&m->source, dir, err));
     MB_TRY(model_find_prefix(&m->spec, m->source, err));
     m->fingerprint = fingerprint(m->source);
@@ -362,8 +359,8 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
     mb_status st = model_config_read(&m->spec, dir, err);
     if (st == MB_OK) {
         set_limits(m, opt);
-        set_kinds(m, opt->kv_format);
-        st = checkpoint_open(&m->source, dir, err);
+        st = set_kinds(m, dir, opt->kv_format, err);
+        if (st == MB_OK) st = checkpoint_open(&m->source, dir, err);
     }
     if (st == MB_OK) st = model_find_prefix(&m->spec, m->source, err);
     if (st == MB_OK && !(m->layers = arena_alloc_array(&m->arena, (size_t)m->spec.n_layer, sizeof *m->layers)))
@@ -378,6 +375,8 @@ mb_status model_size_estimate(struct model_size *out, const char *dir, const str
     if (st == MB_OK) {
         out->scratch_bytes = scratch_of(m);
         out->n_kinds = m->spec.n_kinds;
+        out->kv_mode = model_kv_mode(&m->spec);
+        model_kv_count(&m->spec, out->n_layer_kv);
         memcpy(out->kinds, m->spec.kinds, sizeof out->kinds);
         for (int i = 0; i < out->n_kinds; i++)
             if (out->kinds[i].type == KIND_FULL || out->kinds[i].type == KIND_LATENT) out->kv_bytes_per_token += out->kinds[i].page_bytes / KV_PAGE_TOKENS;

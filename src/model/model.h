@@ -12,13 +12,26 @@
 struct model; /* opaque */
 
 /* KV formats by rule: the family's 16-bit type but float32 under TIER_F32, or the former under every tier. */
-enum { KV_OF_TIER = -1, KV_OF_FAMILY = -2 };
+enum { KV_OF_TIER = -1, KV_OF_FAMILY = -2, KV_OF_CONFIG = -3 };
+
+/* kv_form.c: the format of each layer's keys and values. asked: enum kv_format or one of the above (KV_OF_TIER: float32 with TIER_F32,
+ * with TIER_L2 what kv_config.json says where there is one, else the family's). codes: the device has pages of codes. Fills kv_asked
+ * and the layers' kv_format, and makes the kinds anew. MB_UNSUPPORTED, MB_NOT_FOUND, MB_BAD_FORMAT (kv_config.json). */
+mb_status model_kv_formats(struct model_spec *s, const char *dir, int asked, enum fidelity_tier tier, bool codes, mb_error *err);
+const char *kv_format_name(int format); /* "bf16", "f16", "f32", "kv8", "kv4" */
+/* "f16", "uniform-kv8", "mixed (kv_config.json)" (API-273). Static text. */
+const char *model_kv_mode(const struct model_spec *s);
+/* Layers by format; recurrent state counts as float32. */
+void model_kv_count(const struct model_spec *s, int32_t n_layer[KV_FORMAT_COUNT]);
+/* One line for the log: which layers have codes and which do not, and why; empty where no codes were asked for. True: some layer has
+ * something else than what was asked for. */
+bool model_kv_note(const struct model_spec *s, char *text, size_t cap);
 
 struct model_options {
     const struct ops *ops;       /* backend */
     struct device *device;       /* borrowed */
     enum fidelity_tier tier;
-    int kv_format;               /* enum kv_format, KV_OF_TIER or KV_OF_FAMILY */
+    int kv_format;               /* enum kv_format, KV_OF_TIER, KV_OF_FAMILY or KV_OF_CONFIG */
     int32_t n_rows_max;          /* --batch */
     int32_t m_max;               /* tokens of a batch, 0 = 2048 */
     int32_t n_context;           /* lower the model's context; 0 = the model's own */
@@ -67,6 +80,8 @@ struct model_size {
     size_t expert_bytes, expert_slot_bytes; /* offloaded: all experts, which are not in weight_bytes; the largest of them */
     struct kv_kind kinds[KV_MAX_KINDS];
     int32_t n_kinds;
+    const char *kv_mode;         /* model_kv_mode */
+    int32_t n_layer_kv[KV_FORMAT_COUNT]; /* model_kv_count */
     size_t kv_bytes_per_token;   /* full kinds and latents */
     /* What one token takes to compute, for predictions of speed. */
     struct {

@@ -48,6 +48,7 @@ struct layer_spec {
     int32_t window;                  /* ATTN_SLIDING: keys a query sees, itself included */
     int32_t i_rope;                  /* index in model_spec.ropes; -1 = no position encoding */
     int16_t i_kind, i_in_kind;       /* KV kind and place in it (set by model_spec_finish) */
+    int8_t kv_format;                /* enum kv_format of its keys and values (set by model_kv_formats) */
     int16_t i_kv_donor;              /* ATTN_SHARED_KV: layer whose pages are read; else -1 */
     float attn_scale;                /* 1/sqrt(head_dim) or the family's own */
     float attn_softcap;              /* 0 = none */
@@ -151,6 +152,7 @@ struct model_spec {
     struct kv_kind kinds[KV_MAX_KINDS]; /* format and sizes filled at load */
     int32_t n_kinds;
     int kv_format;                   /* family's 16-bit type: enum kv_format */
+    int kv_asked;                    /* enum kv_format, or KV_OF_CONFIG: of all layers that can (set by model_kv_formats) */
     struct quant_config *quant;      /* owned */
     struct arena arena;              /* owns arrays above */
 };
@@ -184,7 +186,7 @@ mb_status rope_params_read(struct model_spec *s, const json_t *config, const cha
 double rope_score_factor(const struct rope_params *r);
 /* Adds r unless an equal one exists; returns its index. */
 int32_t model_spec_add_rope(struct model_spec *s, const struct rope_params *r);
-/* Groups layers into kinds and fills i_kind, i_in_kind. Called after every reader. */
+/* Groups layers into kinds and fills i_kind, i_in_kind. Called after every reader, and again when layers have formats. */
 void model_spec_finish(struct model_spec *s);
 
 /* Number of different factors on queries (query_beta) below position n_context; 0 = none. Their values, out: as many floats. */

@@ -92,6 +92,7 @@ struct ops_rates {
 struct ops {
     const char *name;         /* "cpu", "cuda" */
     bool async;
+    bool kv_codes;            /* has pages of KV_Q8 and KV_Q4 */
     bool scratch_as_used;     /* scratch becomes memory where a step first writes; else all of it is taken at compile */
 
     mb_status (*device_open)(struct device **out, const struct device_options *opt, mb_error *err);

@@ -15,8 +15,20 @@
 #define KV_MAX_KINDS 8
 #define KV_PAGE_TOKENS 64 /* tokens of a page, every kind */
 
-/* Number format of keys and values in pages; the layout inside a page is the backend's. */
-enum kv_format { KV_BF16 = 0, KV_F16, KV_F32, KV_FORMAT_COUNT };
+/* Number format of keys and values in pages; the layout inside a page is the backend's. Q8, Q4: codes with a scale and an offset
+ * for each token, head and group of dims (docs/numerics.md section 4d); heads of other widths stay 16 bit. */
+enum kv_format { KV_BF16 = 0, KV_F16, KV_F32, KV_Q8, KV_Q4, KV_FORMAT_COUNT };
+
+static inline bool kv_is_codes(int f)
+{
+    return f == KV_Q8 || f == KV_Q4;
+}
+
+/* Dims that share a scale: 64 where heads are whole groups of them, else 32; 0: heads of this width have no codes. */
+static inline int kv_code_group(int64_t d)
+{
+    return d <= 0 || d > 1024 || d % 32 != 0 ? 0 : d % 64 == 0 ? 64 : 32;
+}
 
 /* A kind: layers of one model instance whose per-token state lives and dies together. */
 enum kv_kind_type {

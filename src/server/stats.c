@@ -22,9 +22,9 @@ static void put_kv(struct buf *b, const struct gen_model_info *m)
     buf_append_str(b, ", \"kv_quant\": {\"mode\": ");
     text(b, m->kv_mode);
     buf_append_str(b, ", \"layers\": {");
-    text(b, m->kv_mode);
-    buf_printf(b, ": %d}, \"attention\": {\"global\": %d, \"sliding_window\": %d}}", (int)(m->n_layer_full + m->n_layer_window),
-               (int)m->n_layer_full, (int)m->n_layer_window);
+    for (int i = 0; i < 8 && m->kv_layers[i].n > 0; i++)
+        buf_printf(b, "%s\"%s\": %d", i ? ", " : "", m->kv_layers[i].name, (int)m->kv_layers[i].n);
+    buf_printf(b, "}, \"attention\": {\"global\": %d, \"sliding_window\": %d}}", (int)m->n_layer_full, (int)m->n_layer_window);
 }
 
 static void put_batch(struct buf *b, const struct server *s, const struct engine_stats *e, const struct gen_model_info *m)

@@ -46,7 +46,7 @@ def test_cfg206_features_measures_every_cell():
     """CFG-206"""
     rows = benchmark("--run", "features", "--batch", "2", "--repeat", "1")["rows"]
     cells = {(r["tier"], r["kv"], r["requests"]) for r in rows}
-    assert len(cells) == len(rows) == 3 * 3 * 2
+    assert len(cells) == len(rows) == 3 * 5 * 2
     for row in rows:
         check_row(row, 1)
 
@@ -56,9 +56,9 @@ def test_eng265_recipes():
     mlx_lm.server's policy: one at a time, 512 tokens where the command says no number. What is not run is named, with the reason."""
     got = benchmark("--run", "recipes", "--repeat", "1")
     rows = got["rows"]
-    for kv in ("8", "4", "config", "turbo"):  # run, or refused by name
-        why = [r["why"] for r in got["not_run"] if r.get("kv") == kv]
-        assert why and f"KV format {kv} is not in this version" in why[0] or [r for r in rows if r["kv"] == kv and r["recipe"] == "tight memory"]
+    assert {r["kv"] for r in rows if r["recipe"] == "tight memory"} == {"off", "8", "4"}
+    why = {r["kv"]: r["why"] for r in got["not_run"] if "kv" in r}
+    assert set(why) == {"config", "turbo"} and "kv_config.json" in why["config"] and "turbo is not in this version" in why["turbo"]
     rows = [r for r in rows if r["kv"] in ("off", "f16", "bf16", "f32")]
     assert [(r["recipe"], r["tier"], r["requests"]) for r in rows] == [
         ("single user", "l1", 1), ("several clients", "l1", 1), ("several clients", "l1", 4), ("never-lagging interface", "l1", 1), ("mlx-lm's arithmetic", "l1", 1),

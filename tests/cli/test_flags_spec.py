@@ -187,7 +187,7 @@ def test_variables_without_effect(env, base):
 @pytest.mark.parametrize("flag,value,words", [
     ("--paged-kv-block-size", "100", "one of 1 2 4"), ("--draft-kind", "bogus", "two-model"), ("--hlg-width", "101", "from 0 to 100"),
     ("--context-length", "0", "from 1"), ("--num-draft-tokens", "0", "from 1"), ("--mtp", "maybe", "on or off"),
-    ("--kv-quant", "3", "off f16 bf16 f32"), ("--thinking", "2", "true false"), ("--port", "65536", "65535"),
+    ("--kv-quant", "3", "off 8 4 config f16 bf16 f32"), ("--thinking", "2", "true false"), ("--port", "65536", "65535"),
 ])
 def test_values_of_rows_without_effect_are_checked(flag, value, words):
     """T1.20, T1.23, T1.34, T1.27, T1.24, T1.26, T1.18, T1.28, T1.05: a value outside the row's range ends the start."""
@@ -199,7 +199,7 @@ def test_values_of_rows_without_effect_are_checked(flag, value, words):
 @pytest.mark.parametrize("flags", [
     ["--ssd-cache", "/tmp/x", "--ssd-cache-max", "1"],     # T1.10, T1.11, ENG-054: no disk tier to wait for
     ["--draft-model", "x"], ["--draft-kind", "mtp"],       # T1.22, T1.23, ENG-097, ENG-098, ENG-099: no drafts
-    ["--kv-quant", "4"], ["--kv-quant", "config"], ["--kv-quant", "turbo"],  # T1.18, ENG-055
+    ["--kv-quant", "turbo"],  # T1.18, ENG-055
 ])
 def test_rows_of_later_versions_are_refused(flags):
     p = run("serve", LLAMA, *flags, status=2)
@@ -318,13 +318,14 @@ def test_row_batch(flags, n, base):
     ([], "l1", "f16"), (["--l1"], "l1", "f16"), (["--l2"], "l2", "f16"), (["--tier", "f32"], "f32", "f32"),
     (["--l2", "--kv-quant", "bf16"], "l2", "bf16"), (["--tier", "f32", "--kv-quant", "off"], "f32", "f16"),
     (["--kv-quant", "f32"], "l1", "f32"), (["--kv-quant", "bf16", "--l1"], "l1", "bf16"),
+    (["--kv-quant", "8"], "l1", "kv8"), (["--l2", "--kv-quant", "4"], "l2", "kv4"),
 ])
 def test_rows_of_tier_and_kv(flags, tier, kv):
-    """T1.40, T1.41, T1.18, CFG-031, CFG-032: the tier is a preset, --kv-quant always overrides its part."""
+    """T1.40, T1.41, T1.18, CFG-031, CFG-032, CFG-076, ENG-236: the tier is a preset, --kv-quant always overrides its part."""
     with Server(*flags) as s:
         stats = s.get("/stats")
-        assert stats["server"]["tier"] == tier and f"tier     {tier}, KV {kv};" in s.card
-        assert list(stats["kv_quant"]["layers"]) == [stats["kv_quant"]["mode"]]
+        assert stats["server"]["tier"] == tier and f"tier     {tier}, KV {stats['kv_quant']['mode']};" in s.card
+        assert list(stats["kv_quant"]["layers"]) == [kv] and stats["kv_quant"]["mode"] in (kv, f"uniform-{kv}")
 
 
 @pytest.mark.parametrize("value,on", [("true", 1), ("on", 1), ("1", 1), ("false", 0), ("off", 0), ("0", 0)])

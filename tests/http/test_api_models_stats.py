@@ -87,14 +87,21 @@ def test_api269_cache_counters():
 
 
 def test_api273_kv_modes():
-    """API-273 API-274: the mode follows --kv-quant; formats that are not in this version are refused by name; a model with
-    windows counts them (API-272)."""
+    """API-273 API-274 ENG-142 B-115: the mode follows --kv-quant; formats that are not in this version are refused by name; a model
+    with windows counts them (API-272), and its windowed layers have codes like the others; what stays as it is is said at start."""
     for fmt in ("bf16", "f16", "f32"):
         with Server("--kv-quant", fmt) as s:
             assert s.stats()["kv_quant"]["mode"] == fmt
-    for fmt in ("config", "4", "8", "turbo:4,4"):
+    for fmt in ("turbo:4,4", "turbo"):
         p = rig.run("serve", LLAMA, "--port", 0, "--kv-quant", fmt)
         assert p.returncode == 2 and "kv-quant" in p.stderr, fmt
+    for model, fmt, want in (("gemma3", "8", {"kv8": 4}), ("qwen3_5", "4", {"kv4": 2, "f32": 2}), ("granite", "8", {"f16": 2}),
+                             ("deepseek_v3", "8", {"f16": 3})):
+        with Server("--kv-quant", fmt, model=rig.TINY / model) as s:
+            got = s.stats()["kv_quant"]
+            assert got["mode"] == f"uniform-kv{fmt}" and got["layers"] == want, model
+            assert "of 32 dims" in s.stderr() or "latents stay f16" in s.stderr()
+            assert s.raw("a b c d")["choices"][0]["text"]
     with Server(model=rig.TINY / "gemma3") as s:
         assert s.stats()["kv_quant"]["attention"] == {"global": 1, "sliding_window": 3}
 

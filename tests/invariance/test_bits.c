@@ -34,7 +34,9 @@ static json_t *golden; /* {"numerics_version": 1, "rows": {"llama l1 kv off": "0
 static const struct { const char *name; enum fidelity_tier tier; int kv; } forms[] = {
     { "l1 kv off", TIER_L1, -1 }, { "l1 kv bf16", TIER_L1, KV_BF16 }, { "l2 kv off", TIER_L2, -1 },
     { "f32 kv f32", TIER_F32, KV_F32 },
+    { "l1 kv 8", TIER_L1, KV_Q8 }, { "l1 kv 4", TIER_L1, KV_Q4 }, /* check_codes */
 };
+enum { N_PLAIN = 4 };
 
 /* One way through the model. */
 struct path {
@@ -110,7 +112,22 @@ static void check_form(const char *family, size_t i_form)
 
 static void check_family(const char *family)
 {
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) check_form(family, i);
+    for (size_t i = 0; i < N_PLAIN; i++) check_form(family, i);
+}
+
+static void check_codes(const char *family)
+{
+    for (size_t i = N_PLAIN; i < sizeof forms / sizeof forms[0]; i++) check_form(family, i);
+}
+
+/* T1.18, CFG-076, ENG-139, ENG-140, B-115: keys and values as codes: full and windowed layers, soft caps
+ * (gemma2), heads of 64 and of 32 dims and layers that read another's pages (gemma4), sinks (gpt_oss), gates beside recurrent layers
+ * (qwen3_5), which stay as they are (ENG-141). */
+static void test_code_bits(void **state)
+{
+    static const char *const families[] = { "llama", "gemma2", "gemma3", "gemma4", "gpt_oss", "qwen3_5" };
+    (void)state;
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) check_codes(families[i]);
 }
 
 static void test_llama_bits(void **state) { check_family("llama"); }
@@ -198,7 +215,7 @@ int main(void)
         cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits), cmocka_unit_test(test_gemma4_bits),
         cmocka_unit_test(test_diffusion_gemma_bits),
         cmocka_unit_test(test_qwen3_5_bits), cmocka_unit_test(test_qwen3_5_moe_bits), cmocka_unit_test(test_qwen3_next_bits),
-        cmocka_unit_test(test_latent_bits),
+        cmocka_unit_test(test_latent_bits), cmocka_unit_test(test_code_bits),
     };
     return cmocka_run_group_tests(tests, load, store);
 }

@@ -53,6 +53,74 @@ static void test_pages(void **state)
     }
 }
 
+/* T1.18, CFG-076: codes. An element is at most half a step from what was written, and a step is what the group's range says, but for
+ * the rounding of scale and offset to bfloat16; every level writes the same bytes, and none of another token's. */
+static void test_code_pages(void **state)
+{
+    (void)state;
+    static const int dims[] = { 64, 128, 96, 32, 256, 512, 160 };
+    for (int c = 0; c < 84; c++) {
+        enum kv_format f = c & 1 ? KV_Q4 : KV_Q8;
+        int64_t d = dims[c / 2 % 7];
+        int group = kv_code_group(d);
+        size_t size = kv_head_bytes(f, d);
+        struct kt_buf want = kt_alloc(size), got = kt_alloc(size);
+        float x[2][512], y[2][512], top = f == KV_Q8 ? 255.0f : 15.0f;
+        memset(want.p, 0x5a, size);
+        memcpy(got.p, want.p, size);
+        for (int key = 0; key < 64; key += 1 + kt_below(5)) {
+            for (int w = 0; w < 2; w++)
+                for (int64_t i = 0; i < d; i++)
+                    x[w][i] = c % 7 == 3 ? 1.5f : c % 7 == 4 ? 0.0f : c % 7 == 5 ? 300.0f + kt_value() : ldexpf(kt_value(), -kt_below(c % 7 == 6 ? 140 : 6));
+            bool bad = c % 9 == 8;
+            if (bad) x[key & 1][kt_below((int)d)] = key & 2 ? NAN : INFINITY;
+            plain.kv_write(f, d, key, x[0], x[1], want.p);
+            plain.kv_read(f, d, key, want.p, y[0], y[1]);
+            for (int w = 0; w < 2; w++)
+                for (int64_t g = 0; g < d; g += group) {
+                    float lo = INFINITY, hi = -INFINITY, sum = 0.0f;
+                    for (int64_t i = g; i < g + group; i++) {
+                        lo = fminf(lo, x[w][i]);
+                        hi = fmaxf(hi, x[w][i]);
+                        sum += x[w][i] - x[w][i];
+                    }
+                    double step = 1.01 * ((double)hi - (double)lo + fabs((double)lo) / 128) / (double)top + 1e-29;
+                    for (int64_t i = g; i < g + group; i++) {
+                        if (sum != sum && y[w][i] == y[w][i]) fail_msg("a group with a value that is not finite must be NaN");
+                        if (sum == sum && !(fabs((double)(x[w][i] - y[w][i])) <= step / 2 + 1e-6 * fabs((double)x[w][i]))) fail_msg("f %d d %d: %g became %g, step %g", f, (int)d, (double)x[w][i], (double)y[w][i], step);
+                    }
+                }
+            for (int l = 0; l < n_level; l++) {
+                memcpy(got.p, want.p, size);
+                level[l].kv_write(f, d, key, x[1], x[0], got.p); /* something else first */
+                level[l].kv_write(f, d, key, x[0], x[1], got.p);
+                if (memcmp(want.p, got.p, size) != 0) fail_msg("%s: page bytes f %d d %d", level[l].level, f, (int)d);
+            }
+        }
+        kt_free(&want);
+        kt_free(&got);
+    }
+    for (int f = KV_Q8; f <= KV_Q4; f++) { /* a byte that two tokens share would be lost between two threads */
+        size_t size = kv_head_bytes((enum kv_format)f, 96);
+        struct kt_buf a = kt_alloc(size), b = kt_alloc(size);
+        uint8_t *owner = calloc(size, 1);
+        float x[96];
+        for (int key = 0; key < 64; key++) {
+            memset(a.p, 0, size);
+            memset(b.p, 0xff, size);
+            for (int i = 0; i < 96; i++) x[i] = kt_value();
+            plain.kv_write((enum kv_format)f, 96, key, x, x, a.p);
+            plain.kv_write((enum kv_format)f, 96, key, x, x, b.p);
+            for (size_t i = 0; i < size; i++) owner[i] += a.p[i] != 0 || b.p[i] != 0xff;
+        }
+        for (size_t i = 0; i < size; i++)
+            if (owner[i] > 1) fail_msg("byte %zu belongs to %d tokens", i, owner[i]);
+        free(owner);
+        kt_free(&a);
+        kt_free(&b);
+    }
+}
+
 /* A sequence of keys in pages, and queries. */
 struct seq {
     enum kv_format f;
@@ -214,12 +282,22 @@ static void test_attention_levels(void **state)
               c % 5 == 1 ? 100 : c % 5 == 3 ? 1 + kt_below(700) : 0, c % 7 == 2 ? 20.0f : 0.0f);
 }
 
+static void test_code_levels(void **state)
+{
+    (void)state;
+    static const int dims[] = { 64, 128, 96, 32, 256, 512 };
+    static const int keys[] = { 1, 63, 64, 65, 200, 511, 513, 700, 1100 };
+    for (int c = 0; c < 54; c++)
+        check(c & 1 ? KV_Q4 : KV_Q8, dims[c / 2 % 6], keys[c % 9], 1 + kt_below(c % 4 == 0 ? 50 : 9),
+              c % 5 == 1 ? 100 : c % 5 == 3 ? 1 + kt_below(700) : 0, c % 7 == 2 ? 20.0f : 0.0f);
+}
+
 /* A visible NaN key makes exactly the rows that see it NaN, on every level. */
 static void test_attention_nan_key(void **state)
 {
     (void)state;
-    for (int c = 0; c < 6; c++) {
-        struct seq s = seq_make((enum kv_format)(c % 3), 64, 300, 24, c & 1 ? 40 : 0, 0.0f);
+    for (int c = 0; c < 2 * KV_FORMAT_COUNT; c++) {
+        struct seq s = seq_make((enum kv_format)(c % KV_FORMAT_COUNT), 64, 300, 24, c & 1 ? 40 : 0, 0.0f);
         int bad = s.n_key - 3;
         float k[64], v[64], out[24 * 64];
         for (int i = 0; i < 64; i++) k[i] = v[i] = 0.5f;
@@ -271,11 +349,19 @@ int main(int argc, char **argv)
         bench_one(KV_F16, 128, 4, "f16 ");
         bench_one(KV_BF16, 128, 48, "bf16");
         bench_one(KV_F32, 64, 48, "f32 ");
+        for (int i = 0; i < 5; i++) {
+            static const int shapes[5][2] = { { 64, 1 }, { 64, 3 }, { 64, 48 }, { 128, 4 }, { 128, 48 } };
+            bench_one(KV_F16, shapes[i][0], shapes[i][1], "f16 ");
+            bench_one(KV_Q8, shapes[i][0], shapes[i][1], "8   ");
+            bench_one(KV_Q4, shapes[i][0], shapes[i][1], "4   ");
+        }
         return 0;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_code_pages),
         cmocka_unit_test(test_attention_levels),
+        cmocka_unit_test(test_code_levels),
         cmocka_unit_test(test_attention_nan_key),
     };
     return cmocka_run_group_tests_name("attention", tests, setup, NULL);

@@ -5,6 +5,9 @@
  * al, p and the lane sums of all rows; then the outputs. Rows of a block share the keys that all of them see; ragged keys
  * before and after go row by row, so the chain of each output stays in key order and a masked key is never multiplied.
  * Scratch, rows padded to 16: q packed by block, o, scores, lanes, m, dm, al; for latents a tile of values.
+ * Codes (section 4d): the micro-kernel runs over the codes as they are. Scores of a group of dims get its scale and offset behind the
+ * chain; the weights of a key carry the scale of its values, so that each half of a block of 64 dims may have weights of its own,
+ * and the offsets go into lanes. Scratch then has sums of q and these lanes in the place of values.
  * Latents are stored as keys alone; their values are the same numbers turned by 90 degrees, once a tile for all rows.
  */
 #ifndef OPS_CPU_ATTENTION_UNIT_H
@@ -19,6 +22,7 @@
 
 struct mk_args {
     const float *a;     /* element (k, r) at a[k * ks + r * rs] */
+    const float *a2;    /* the same for columns 32 .. 63, values of codes alone */
     int64_t ks, rs;
     const uint8_t *b;   /* row k at b + k * row64_bytes */
     int64_t k0, k1, k_all; /* of [0, k_all) */
@@ -33,6 +37,8 @@ struct work {
     int64_t dp, vp;                 /* widths of keys and of values rounded up to 64 */
     float *q, *o, *s, *lane, *m, *dm, *al;
     uint8_t *v;                     /* latents: values of the tile */
+    struct kv_code_places places;   /* codes; n_groups 0: none */
+    float *q_sum, *z;               /* codes: [rows][n_groups], [rows][n_groups][16] */
     int n_block;
 };
 
@@ -42,14 +48,21 @@ struct range {
 
 /* --- what a level brings --- */
 
-/* C[R][64] = C * al + sum over k in [k0, k1) of A[k][r] * B[k][64], R a constant of 1 .. R_MAX. */
-FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m);
+/* C[R][64] = C * al + sum over k in [k0, k1) of A[k][r] * B[k][64], R a constant of 1 .. R_MAX. pv: B is values, else keys; k0
+ * and k1 are even for keys of 4 bits. */
+FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m);
 /* Maximum of a row's visible scores (soft cap first); writes m and dm = m_old - m. */
 static void row_max(struct work *w, int r, struct range v);
 /* al = E(dm) of all rows. */
 static void rows_al(struct work *w);
 /* p in place of the scores, and the lanes of l. */
 static void row_exp(struct work *w, int r, struct range v);
+/* Codes. s[j] = fma(b[j], q_sum, fma(s[j] of the block, a[j], first ? +0 : s[j])). */
+static void row_scale(float *s, const float *a, const uint8_t *scales, float q_sum, bool first);
+/* Lanes z of one group: as those of l, of p[j] * b[j], +0 where the row does not see key j. */
+static void row_offsets(const float *p, const uint8_t *scales, struct range v, float al, float *z);
+/* w[j] = p[j] * s[j] of the block, 64 of them. */
+static void row_weights(const float *p, const uint8_t *scales, float *w);
 /* 16 lanes to one sum: halves of 8, of 4, then (0 + 2) + (1 + 3). */
 FORCED float row_sum(const float *lane);
 
@@ -57,26 +70,26 @@ FORCED float row_sum(const float *lane);
 
 FORCED size_t row64_bytes(enum kv_format f)
 {
-    return f == KV_F32 ? 256 : 128;
+    return f == KV_F32 ? 256 : f == KV_Q8 ? 64 : f == KV_Q4 ? 32 : 128;
 }
 
 /* QK: A is q packed [d][R]. */
 static void mk_qk(enum kv_format f, int R, struct mk_args m)
 {
-    switch (R * 4 + (int)f) {
-#define CASE(r, fm) case (r) * 4 + (fm): m.ks = (r); m.rs = 1; mk_rows((fm), (r), &m); break;
-#define CASES(r) CASE(r, KV_BF16) CASE(r, KV_F16) CASE(r, KV_F32)
+    switch (R * 8 + (int)f) {
+#define CASE(r, fm) case (r) * 8 + (fm): m.ks = (r); m.rs = 1; mk_rows((fm), false, (r), &m); break;
+#define CASES(r) CASE(r, KV_BF16) CASE(r, KV_F16) CASE(r, KV_F32) CASE(r, KV_Q8) CASE(r, KV_Q4)
         CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
     default: break;
     }
 }
 
-/* PV: A is p [R][64]. */
+/* PV: A is p [R][64]; codes: weights [R][64] of either half. */
 static void mk_pv(enum kv_format f, int R, struct mk_args m)
 {
-    switch (R * 4 + (int)f) {
+    switch (R * 8 + (int)f) {
 #undef CASE
-#define CASE(r, fm) case (r) * 4 + (fm): m.ks = 1; m.rs = ATTN_TILE; mk_rows((fm), (r), &m); break;
+#define CASE(r, fm) case (r) * 8 + (fm): m.ks = 1; m.rs = ATTN_TILE; mk_rows((fm), true, (r), &m); break;
         CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
     default: break;
     }
@@ -96,6 +109,14 @@ static void work_init(struct work *w, const struct attn_unit *u)
     w->dm = w->m + rows;
     w->al = w->dm + rows;
     w->v = (uint8_t *)(w->al + rows);
+    w->places = (struct kv_code_places){ 0 };
+    w->q_sum = w->z = NULL;
+    if (kv_is_codes((int)u->format)) {
+        w->places = kv_code_places(u->format, u->d);
+        w->z = w->al + rows;
+        w->q_sum = w->z + rows * (size_t)w->places.n_groups * ATTN_LANES;
+        memset(w->z, 0, rows * (size_t)w->places.n_groups * ATTN_LANES * sizeof *w->z);
+    }
     w->n_block = (u->n_rows + R_MAX - 1) / R_MAX;
     memset(w->o, 0, (size_t)u->n_rows * (size_t)w->vp * 4);
     memset(w->lane, 0, rows * ATTN_LANES * 4);
@@ -122,6 +143,21 @@ static void pack_q(struct work *w)
     }
 }
 
+/* q of each group, added up in 16 lanes. */
+static void sum_q(struct work *w)
+{
+    const struct attn_unit *u = w->u;
+    int g = w->places.group;
+    for (int r = 0; r < u->n_rows; r++)
+        for (int i = 0; i < w->places.n_groups; i++) {
+            const float *q = u->q + r * u->ld_q + (int64_t)i * g;
+            float lane[ATTN_LANES] = { 0 };
+            for (int d = 0; d < g; d += ATTN_LANES)
+                for (int l = 0; l < ATTN_LANES; l++) lane[l] = lane[l] + q[d + l];
+            w->q_sum[r * w->places.n_groups + i] = row_sum(lane);
+        }
+}
+
 FORCED struct range tile_range(const struct attn_unit *u, int r, int t)
 {
     int lo = u->vis_lo[r] - ATTN_TILE * t, hi = u->vis_hi[r] - ATTN_TILE * t;
@@ -137,13 +173,33 @@ static bool block_sees(const struct attn_unit *u, int r0, int r1, int t)
     return false;
 }
 
-/* Outputs of one row over keys [lo, hi); al applied when given. */
-static void row_pv(struct work *w, int r, const uint8_t *v, int64_t blk, int lo, int hi, const float *al)
+/* What multiplies the values of a block of rows: p, or for codes the weights of each half of 64 dims. */
+struct pv_rows {
+    const float *a, *a2;
+    float w[2][R_MAX * ATTN_TILE];
+};
+
+static void pv_rows_set(struct pv_rows *x, const struct work *w, int r0, int R, const uint8_t *v, int64_t blk)
+{
+    const struct kv_code_places *p = &w->places;
+    x->a = x->a2 = w->s + r0 * ATTN_TILE;
+    if (p->n_groups == 0) return;
+    int per = 64 / p->group, first = (int)blk * per;
+    for (int h = 0; h < per && first + h < p->n_groups; h++)
+        for (int r = 0; r < R; r++)
+            row_weights(w->s + (r0 + r) * ATTN_TILE, v + (p->v_scales - p->v_codes) + (size_t)(first + h) * KV_SCALES_BYTES,
+                        x->w[h] + r * ATTN_TILE);
+    x->a = x->w[0];
+    x->a2 = first + 1 < p->n_groups && per == 2 ? x->w[1] : x->w[0]; /* behind the last dim stands nothing but zeros */
+}
+
+/* Outputs of row r of a block that begins at r0, over keys [lo, hi); al applied when given. */
+static void row_pv(struct work *w, const struct pv_rows *x, int r0, int r, const uint8_t *v, int64_t blk, int lo, int hi, const float *al)
 {
     size_t bb = 64 * row64_bytes(w->u->format);
     float one = 1.0f;
-    struct mk_args m = { w->s + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE, w->o + r * w->vp + 64 * blk,
-                         w->vp, al ? al : &one, NULL };
+    struct mk_args m = { x->a + r * ATTN_TILE, x->a2 + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE,
+                         w->o + (r0 + r) * w->vp + 64 * blk, w->vp, al ? al : &one, NULL };
     mk_pv(w->u->format, 1, m);
 }
 
@@ -160,22 +216,24 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
     }
     bool shared = all.lo < all.hi;
     for (int64_t blk = 0; blk < w->vp / 64; blk++) {
+        struct pv_rows x;
         float scale[R_MAX];
+        pv_rows_set(&x, w, r0, R, v, blk);
         memcpy(scale, al, sizeof scale);
         for (int r = 0; r < R; r++) {
             if (each[r].lo >= each[r].hi) continue;
             int end = shared ? all.lo : each[r].hi;
             if (each[r].lo >= end) continue;
-            row_pv(w, r0 + r, v, blk, each[r].lo, end, &al[r]);
+            row_pv(w, &x, r0, r, v, blk, each[r].lo, end, &al[r]);
             scale[r] = 1.0f;
         }
         if (!shared) continue;
         size_t bb = 64 * row64_bytes(w->u->format);
-        struct mk_args m = { w->s + r0 * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi, ATTN_TILE,
+        struct mk_args m = { x.a, x.a2, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi, ATTN_TILE,
                              w->o + r0 * w->vp + 64 * blk, w->vp, scale, next ? next + (size_t)blk * bb : NULL };
         mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)
-            if (each[r].hi > all.hi) row_pv(w, r0 + r, v, blk, all.hi, each[r].hi, NULL);
+            if (each[r].hi > all.hi) row_pv(w, &x, r0, r, v, blk, all.hi, each[r].hi, NULL);
     }
 }
 
@@ -242,9 +300,51 @@ static void latent_values(enum kv_format f, int64_t d, const uint8_t *k, uint8_t
 static const uint8_t *tile_values(struct work *w, int t)
 {
     const struct attn_unit *u = w->u;
+    if (w->places.n_groups > 0) return u->page[t] + w->places.v_codes;
     if (u->d_latent == 0) return u->page[t] + (size_t)u->d * row64_bytes(u->format);
     latent_values(u->format, u->d_latent, u->page[t], w->v);
     return w->v;
+}
+
+/* Scores of rows [r0, r0 + R) of a tile. */
+static void block_qk(struct work *w, int r0, int R, const uint8_t *k, const uint8_t *pf)
+{
+    const struct attn_unit *u = w->u;
+    const struct kv_code_places *p = &w->places;
+    struct mk_args m = { .a = w->q + (int64_t)r0 * w->dp, .b = k, .k1 = u->d, .k_all = u->d, .c = w->s + r0 * ATTN_TILE,
+                         .ld_c = ATTN_TILE, .pf = pf };
+    float part[R_MAX * ATTN_TILE];
+    if (p->n_groups == 0) mk_qk(u->format, R, m);
+    for (int g = 0; g < p->n_groups; g++) {
+        m.c = part;
+        m.k0 = (int64_t)g * p->group;
+        m.k1 = m.k0 + p->group;
+        mk_qk(u->format, R, m);
+        for (int r = 0; r < R; r++)
+            row_scale(w->s + (r0 + r) * ATTN_TILE, part + r * ATTN_TILE, k + p->k_scales + (size_t)g * KV_SCALES_BYTES,
+                      w->q_sum[(r0 + r) * p->n_groups + g], g == 0);
+    }
+}
+
+/* What the offsets of the values add to row r. */
+static void row_take_offsets(struct work *w, int r, const uint8_t *v, struct range vis)
+{
+    const struct kv_code_places *p = &w->places;
+    for (int g = 0; g < p->n_groups; g++)
+        row_offsets(w->s + r * ATTN_TILE, v + (p->v_scales - p->v_codes) + (size_t)g * KV_SCALES_BYTES, vis, w->al[r],
+                    w->z + ((int64_t)r * p->n_groups + g) * ATTN_LANES);
+}
+
+/* o of row r is complete, but for what each group of codes adds. */
+static void row_out(struct work *w, int r)
+{
+    const struct attn_unit *u = w->u;
+    int64_t n = u->d_latent > 0 ? u->d_latent : u->d, step = w->places.n_groups ? w->places.group : n;
+    const float *o = w->o + r * w->vp;
+    for (int64_t d = 0; d < n; d += step) {
+        float more = w->places.n_groups ? row_sum(w->z + ((int64_t)r * w->places.n_groups + d / step) * ATTN_LANES) : 0.0f;
+        for (int64_t i = d; i < d + step; i++) u->o[r * u->ld_o + i] = o[i] + more;
+    }
 }
 
 static void tile_run(struct work *w, int t)
@@ -256,9 +356,7 @@ static void tile_run(struct work *w, int t)
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
         if (!block_sees(u, r0, r1, t)) continue;
-        struct mk_args m = { w->q + (int64_t)r0 * w->dp, 0, 0, k, 0, u->d, u->d, w->s + r0 * ATTN_TILE, ATTN_TILE, NULL,
-                             few && i == 0 ? v : NULL };
-        mk_qk(u->format, r1 - r0, m);
+        block_qk(w, r0, r1 - r0, k, few && i == 0 ? v : NULL);
     }
     for (int r = 0; r < u->n_rows; r++) {
         struct range vis = tile_range(u, r, t);
@@ -271,7 +369,9 @@ static void tile_run(struct work *w, int t)
     for (int r = 0; r < u->n_rows; r++) {
         struct range vis = tile_range(u, r, t);
         if (few && next) prefetch_lines(next + (size_t)r * PREFETCH_ROW_LINES * 64); /* memory has nothing to do meanwhile */
-        if (vis.lo < vis.hi) row_exp(w, r, vis);
+        if (vis.lo >= vis.hi) continue;
+        row_exp(w, r, vis);
+        row_take_offsets(w, r, v, vis);
     }
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
@@ -284,13 +384,13 @@ FORCED void unit_run(const struct attn_unit *u)
     struct work w;
     work_init(&w, u);
     pack_q(&w);
+    sum_q(&w);
     for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++)
         if (u->page[t] && block_sees(u, 0, u->n_rows, t)) tile_run(&w, t);
     for (int r = 0; r < u->n_rows; r++) {
-        const float *o = w.o + r * w.vp;
         u->m[r] = w.m[r];
         u->ls[r] = row_sum(w.lane + r * ATTN_LANES);
-        for (int64_t d = 0; d < (u->d_latent > 0 ? u->d_latent : u->d); d++) u->o[r * u->ld_o + d] = o[d] + 0.0f;
+        row_out(&w, r);
     }
 }
 
@@ -310,7 +410,7 @@ FORCED void index_run(const struct index_unit *u)
         for (int j = 0; j < ATTN_TILE; j++) out[j] = 0.0f;
         for (int i = 0; i < n_block; i++) {
             int r0 = u->n_head * i / n_block, R = u->n_head * (i + 1) / n_block - r0;
-            struct mk_args m = { q + r0 * u->d, 0, 0, u->page[t], 0, u->d, u->d, s, ATTN_TILE, NULL, NULL };
+            struct mk_args m = { .a = q + r0 * u->d, .b = u->page[t], .k1 = u->d, .k_all = u->d, .c = s, .ld_c = ATTN_TILE };
             mk_qk(u->format, R, m);
             for (int r = 0; r < R; r++)
                 for (int j = 0; j < ATTN_TILE; j++) {

@@ -4,6 +4,7 @@
 const struct ops ops_cpu = {
     .name = "cpu",
     .async = false,
+    .kv_codes = true,
     .scratch_as_used = true,
     .device_open = cpu_device_open,
     .device_close = cpu_device_close,

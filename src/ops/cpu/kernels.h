@@ -87,6 +87,12 @@ typedef void (*cpu_matmul_fn)(const struct cpu_weight *w, int64_t blk0, int64_t 
  *   K: [d][64 keys], then V: [ceil(d/64)][64 keys][64 dims] (the tail of the last V block is zero).
  *   KV_F32: floats. KV_F16: halves, natural order. KV_BF16: inside each 32 values, value i sits in the low half and
  *   value 16 + i in the high half of dword i.
+ *   KV_Q8, KV_Q4: codes, then bf16 scales s and offsets b: an element is code * s + b (section 4d). G = kv_code_group(d) dims share them.
+ *     K codes: Q8 [d][64 keys] bytes; Q4 [d/2][64 keys] bytes, dim 2i in the low half, 2i + 1 in the high one.
+ *     K scales: [d/G] blocks of 64 s, 64 b, one a key.
+ *     V codes: rows of 64 dims as above, [ceil(d/64)][64 keys]; Q8 64 bytes; Q4 32: dim i low, 32 + i high. The tail is zero.
+ *     V scales: as K's.
+ *     No byte belongs to two tokens: they may be written at the same time.
  * Latents (KIND_LATENT): the area of a layer is keys alone, [rows][64 keys]: the compressed latent, the rotated part, then what
  *   an indexer has; the latent is also the value. */
 #define ATTN_SPLIT 512  /* S: keys of a split, anchored at index 0 */
@@ -94,6 +100,23 @@ typedef void (*cpu_matmul_fn)(const struct cpu_weight *w, int64_t blk0, int64_t 
 #define ATTN_LANES 16   /* L */
 size_t kv_head_bytes(enum kv_format f, int64_t d); /* K and V of one layer and KV head in one page */
 size_t kv_latent_bytes(enum kv_format f, int64_t n_rows); /* latents of one layer in one page */
+
+/* Places in an area of codes, in bytes. */
+#define KV_SCALES_BYTES 256 /* of one group: 64 s, 64 b */
+struct kv_code_places {
+    size_t row;                       /* bytes of 64 codes */
+    size_t k_scales, v_codes, v_scales;
+    int group, n_groups;
+};
+static inline struct kv_code_places kv_code_places(enum kv_format f, int64_t d)
+{
+    struct kv_code_places p = { .row = f == KV_Q8 ? 64 : 32, .group = kv_code_group(d) };
+    p.n_groups = p.group ? (int)(d / p.group) : 0;
+    p.k_scales = (size_t)d * p.row;
+    p.v_codes = p.k_scales + (size_t)p.n_groups * KV_SCALES_BYTES;
+    p.v_scales = p.v_codes + (size_t)((d + 63) / 64 * 64) * p.row;
+    return p;
+}
 
 /* One unit of attention: R query rows of one KV head against one split. */
 struct attn_unit {
@@ -189,7 +212,8 @@ struct cpu_kernels {
     void (*lora_project)(const float *a, int64_t ld_a, int32_t n_rows, const float *x, int64_t k, float *u);
     void (*lora_add)(const float *b, int64_t ld_b, int32_t rank, const float *u, int64_t n, float *y);
 
-    /* Write K and V of one token (d floats each) into slot `i_key` (0..63) of a page area, rounded to nearest even. */
+    /* Write K and V of one token (d floats each) into slot `i_key` (0..63) of a page area, rounded to nearest even; as codes by
+     * section 4d. */
     void (*kv_write)(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area);
     /* Write n values of one token as the column `i_key` of a latent area, rounded to nearest even. */
     void (*latent_write)(enum kv_format f, int64_t n, int i_key, const float *x, uint8_t *area);

@@ -19,6 +19,10 @@ size_t act_row_bytes(enum act_form form, int64_t k, int g)
 
 size_t kv_head_bytes(enum kv_format f, int64_t d)
 {
+    if (kv_is_codes(f)) {
+        struct kv_code_places p = kv_code_places(f, d);
+        return p.v_scales + (size_t)p.n_groups * KV_SCALES_BYTES;
+    }
     size_t rows = (size_t)d + round_up((size_t)d, 64);
     return rows * 64 * (f == KV_F32 ? 4 : 2);
 }
@@ -28,12 +32,14 @@ size_t kv_latent_bytes(enum kv_format f, int64_t n_rows)
     return (size_t)n_rows * 64 * (f == KV_F32 ? 4 : 2);
 }
 
-/* Per row: q and o padded to 64 floats, a tile of scores, the lanes, eight scalars. Rows are rounded up to whole vectors. With
- * latents a tile of values. */
+/* Per row: q and o padded to 64 floats, a tile of scores, the lanes, eight scalars; for codes a sum of q and lanes for each group.
+ * Rows are rounded up to whole vectors. With latents a tile of values. */
 size_t attn_scratch_bytes(int n_rows, int64_t d, int64_t d_latent)
 {
     size_t rows = round_up((size_t)n_rows, 16), values = ATTN_TILE * round_up((size_t)d_latent, 64) * sizeof(float);
-    return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8) * sizeof(float) + values + 256;
+    int group = d_latent > 0 ? 0 : kv_code_group(d);
+    size_t codes = group ? (size_t)(d / group) * (1 + ATTN_LANES) : 0;
+    return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8 + codes) * sizeof(float) + values + 256;
 }
 
 /* q packed by block, and a tile of scores of as many heads as go together. */

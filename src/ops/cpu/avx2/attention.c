@@ -9,14 +9,37 @@
 
 /* --- units of columns --- */
 
-FORCED int unit_col(enum kv_format f, int u, int part)
+FORCED int unit_col(enum kv_format f, bool pv, int u, int part)
 {
+    if (f == KV_Q4 && pv) return 8 * u + 32 * part;
     return f == KV_BF16 ? 32 * (u / 2) + 8 * (u & 1) + 16 * part : 16 * u + 8 * part;
 }
 
-FORCED void unit_load(enum kv_format f, const uint8_t *row, int u, __m256 *v0, __m256 *v1)
+FORCED __m256i bytes_load(const uint8_t *p)
 {
-    if (f == KV_BF16) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+}
+
+FORCED __m256 nibble_float(__m256i v)
+{
+    return _mm256_cvtepi32_ps(_mm256_and_si256(v, _mm256_set1_epi32(15)));
+}
+
+/* odd: keys of 4 bits, the second dim of a pair. */
+FORCED void unit_load(enum kv_format f, bool pv, bool odd, const uint8_t *row, int u, __m256 *v0, __m256 *v1)
+{
+    if (f == KV_Q8) {
+        *v0 = _mm256_cvtepi32_ps(bytes_load(row + 16 * u));
+        *v1 = _mm256_cvtepi32_ps(bytes_load(row + 16 * u + 8));
+    } else if (f == KV_Q4 && pv) {
+        __m256i v = bytes_load(row + 8 * u);
+        *v0 = nibble_float(v);
+        *v1 = nibble_float(_mm256_srli_epi32(v, 4));
+    } else if (f == KV_Q4) {
+        __m256i a = bytes_load(row + 16 * u), b = bytes_load(row + 16 * u + 8);
+        *v0 = nibble_float(odd ? _mm256_srli_epi32(a, 4) : a);
+        *v1 = nibble_float(odd ? _mm256_srli_epi32(b, 4) : b);
+    } else if (f == KV_BF16) {
         __m256i v = load_i(row + 32 * u);
         *v0 = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
         *v1 = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000u)));
@@ -31,49 +54,62 @@ FORCED void unit_load(enum kv_format f, const uint8_t *row, int u, __m256 *v0, _
 
 /* --- the micro-kernel: U units starting at unit u0 --- */
 
-FORCED void mk_units(enum kv_format f, int R, int U, int u0, const struct mk_args *m)
+/* One row of B. */
+FORCED void mk_row(enum kv_format f, bool pv, bool odd, int R, int U, int u0, const float *a, const float *a2, int64_t rs, const uint8_t *b,
+                   __m256 acc[R_MAX][8])
+{
+    const bool halves = kv_is_codes(f) && pv;
+    UNROLL(4)
+    for (int u = 0; u < U; u++) {
+        __m256 v0, v1;
+        unit_load(f, pv, odd, b, u0 + u, &v0, &v1);
+        UNROLL(6)
+        for (int r = 0; r < R; r++) {
+            const float *a0 = halves && unit_col(f, pv, u0 + u, 0) >= 32 ? a2 : a, *a1 = halves && unit_col(f, pv, u0 + u, 1) >= 32 ? a2 : a;
+            __m256 q = _mm256_broadcast_ss(a0 + r * rs), q1 = a1 == a0 ? q : _mm256_broadcast_ss(a1 + r * rs);
+            acc[r][2 * u] = _mm256_fmadd_ps(q, v0, acc[r][2 * u]);
+            acc[r][2 * u + 1] = _mm256_fmadd_ps(q1, v1, acc[r][2 * u + 1]);
+        }
+    }
+}
+
+FORCED void mk_units(enum kv_format f, bool pv, int R, int U, int u0, const struct mk_args *m)
 {
     __m256 acc[R_MAX][8];
     size_t rb = row64_bytes(f);
+    const bool pairs = f == KV_Q4 && !pv;
+    const int step = pairs ? 2 : 1;
     /* Prefetches are spread over all passes, or the first would wait for memory and the others not use it. */
     size_t pf_step = rb * (size_t)U / 4;
     const uint8_t *pf = m->pf ? m->pf + (size_t)(u0 / U) * (size_t)m->k_all * pf_step : NULL;
+    int64_t pf_mask = pf_step >= 64 ? 0 : (int64_t)(64 / pf_step) - 1; /* a line once */
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(8)
         for (int u = 0; u < 2 * U; u++) {
-            const float *c = m->c + r * m->ld_c + unit_col(f, u0 + u / 2, u & 1);
+            const float *c = m->c + r * m->ld_c + unit_col(f, pv, u0 + u / 2, u & 1);
             acc[r][u] = m->al ? _mm256_mul_ps(_mm256_loadu_ps(c), V8(m->al[r])) : _mm256_setzero_ps();
         }
-    const float *a = m->a + m->k0 * m->ks;
+    const float *a = m->a + m->k0 * m->ks, *a2 = kv_is_codes(f) && pv ? m->a2 + m->k0 * m->ks : a;
     const uint8_t *b = m->b + (size_t)m->k0 * rb;
-    for (int64_t k = m->k0; k < m->k1; k++, a += m->ks, b += rb) {
-        if (pf && (pf_step >= 64 || !(k & 1)))
+    for (int64_t k = m->k0; k < m->k1; k += step, a += step * m->ks, a2 += step * m->ks, b += (size_t)step * rb) {
+        if (pf && !(k & pf_mask))
             for (size_t i = 0; i < pf_step; i += 64) _mm_prefetch((const char *)pf + (size_t)k * pf_step + i, _MM_HINT_T0);
-        UNROLL(4)
-        for (int u = 0; u < U; u++) {
-            __m256 v0, v1;
-            unit_load(f, b, u0 + u, &v0, &v1);
-            UNROLL(6)
-            for (int r = 0; r < R; r++) {
-                __m256 q = _mm256_broadcast_ss(a + r * m->rs);
-                acc[r][2 * u] = _mm256_fmadd_ps(q, v0, acc[r][2 * u]);
-                acc[r][2 * u + 1] = _mm256_fmadd_ps(q, v1, acc[r][2 * u + 1]);
-            }
-        }
+        mk_row(f, pv, false, R, U, u0, a, a2, m->rs, b, acc);
+        if (pairs) mk_row(f, pv, true, R, U, u0, a + m->ks, a2 + m->ks, m->rs, b, acc);
     }
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(8)
         for (int u = 0; u < 2 * U; u++)
-            _mm256_storeu_ps(m->c + r * m->ld_c + unit_col(f, u0 + u / 2, u & 1), acc[r][u]);
+            _mm256_storeu_ps(m->c + r * m->ld_c + unit_col(f, pv, u0 + u / 2, u & 1), acc[r][u]);
 }
 
 /* 64 columns: one pass for a row, two for 2 and 3 rows, four above. ks and rs become constants by inlining. */
-FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m)
+FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
 {
     int U = R == 1 ? 4 : R <= 2 ? 2 : 1;
-    for (int u = 0; u < 4; u += U) mk_units(f, R, U, u, m);
+    for (int u = 0; u < 4; u += U) mk_units(f, pv, R, U, u, m);
 }
 
 FORCED __m256 visible_mask(struct range v, int j)
@@ -135,6 +171,38 @@ static void row_exp(struct work *w, int r, struct range v)
     }
     _mm256_storeu_ps(lane, l0);
     _mm256_storeu_ps(lane + 8, l1);
+}
+
+/* 8 bf16 values. */
+FORCED __m256 bf16_load(const uint8_t *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)), 16));
+}
+
+static void row_scale(float *s, const float *a, const uint8_t *scales, float q_sum, bool first)
+{
+    for (int j = 0; j < ATTN_TILE; j += 8) {
+        __m256 x = first ? _mm256_setzero_ps() : _mm256_loadu_ps(s + j);
+        x = _mm256_fmadd_ps(bf16_load(scales + 2 * j), _mm256_loadu_ps(a + j), x);
+        _mm256_storeu_ps(s + j, _mm256_fmadd_ps(bf16_load(scales + 128 + 2 * j), V8(q_sum), x));
+    }
+}
+
+static void row_offsets(const float *p, const uint8_t *scales, struct range v, float al, float *z)
+{
+    __m256 l[2] = { _mm256_loadu_ps(z), _mm256_loadu_ps(z + 8) };
+    for (int j = 0; j < ATTN_TILE; j += 8) {
+        __m256 t = _mm256_mul_ps(_mm256_loadu_ps(p + j), bf16_load(scales + 128 + 2 * j)), *to = &l[j / 8 % 2];
+        t = _mm256_and_ps(t, visible_mask(v, j));
+        *to = j < ATTN_LANES ? _mm256_fmadd_ps(*to, V8(al), t) : _mm256_add_ps(*to, t);
+    }
+    _mm256_storeu_ps(z, l[0]);
+    _mm256_storeu_ps(z + 8, l[1]);
+}
+
+static void row_weights(const float *p, const uint8_t *scales, float *w)
+{
+    for (int j = 0; j < ATTN_TILE; j += 8) _mm256_storeu_ps(w + j, _mm256_mul_ps(_mm256_loadu_ps(p + j), bf16_load(scales + 2 * j)));
 }
 
 FORCED float row_sum(const float *lane)
@@ -207,6 +275,10 @@ static void row64_convert(enum kv_format f, const float *x, int64_t n, uint16_t 
 
 static void kv_write_avx2(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area)
 {
+    if (kv_is_codes((int)f)) {
+        avx2_codes_write(f, d, i_key, k, v, area);
+        return;
+    }
     size_t rb = row64_bytes(f);
     int place = (i_key & ~31) + 2 * (i_key & 15) + ((i_key >> 4) & 1);
     for (int64_t b = 0; b < d; b += 64) {

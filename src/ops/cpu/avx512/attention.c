@@ -67,8 +67,41 @@ FORCED __m512 tanh_v(__m512 x)
 
 /* --- the micro-kernel --- */
 
+/* Codes of 16 bytes to dwords; of 4 bits: only the low four bits of a dword count. */
+FORCED __m512i bytes_load(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
+FORCED __m512 nibble_float(__m512i v)
+{
+    return _mm512_permutexvar_ps(v, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
+/* Keys of 4 bits: rows k and k + 1. */
+FORCED void pair64_load(const uint8_t *row, __m512 v[2][4])
+{
+    for (int i = 0; i < 4; i++) {
+        __m512i x = bytes_load(row + 16 * i);
+        v[0][i] = nibble_float(x);
+        v[1][i] = nibble_float(_mm512_srli_epi32(x, 4));
+    }
+}
+
 FORCED void row64_load(enum kv_format f, const uint8_t *row, __m512 v[4])
 {
+    if (f == KV_Q8) {
+        for (int i = 0; i < 4; i++) v[i] = _mm512_cvtepi32_ps(bytes_load(row + 16 * i));
+        return;
+    }
+    if (f == KV_Q4) { /* of values */
+        for (int i = 0; i < 2; i++) {
+            __m512i x = bytes_load(row + 16 * i);
+            v[i] = nibble_float(x);
+            v[2 + i] = nibble_float(_mm512_srli_epi32(x, 4));
+        }
+        return;
+    }
     for (int i = 0; i < 4; i += 2) {
         if (f == KV_BF16) {
             __m512i x = load_i(row + 32 * i);
@@ -84,10 +117,23 @@ FORCED void row64_load(enum kv_format f, const uint8_t *row, __m512 v[4])
     }
 }
 
-FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m)
+/* One row of B: a and a2 stand at its element of the first row of A. */
+FORCED void mk_row(int R, bool halves, const float *a, const float *a2, int64_t rs, const __m512 v[4], __m512 acc[R_MAX][4])
+{
+    UNROLL(6)
+    for (int r = 0; r < R; r++) {
+        __m512 q = V16(a[r * rs]), q2 = halves ? V16(a2[r * rs]) : q;
+        UNROLL(4)
+        for (int i = 0; i < 4; i++) acc[r][i] = _mm512_fmadd_ps(i < 2 ? q : q2, v[i], acc[r][i]);
+    }
+}
+
+FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
 {
     __m512 acc[R_MAX][4];
     size_t rb = row64_bytes(f);
+    const bool pairs = f == KV_Q4 && !pv, halves = kv_is_codes(f) && pv;
+    const int step = pairs ? 2 : 1;
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(4)
@@ -95,18 +141,16 @@ FORCED void mk_rows(enum kv_format f, int R, const struct mk_args *m)
             acc[r][i] = m->al ? _mm512_mul_ps(_mm512_loadu_ps(m->c + r * m->ld_c + 16 * i), V16(m->al[r]))
                               : _mm512_setzero_ps();
     const float *a = m->a + m->k0 * m->ks;
+    const float *a2 = halves ? m->a2 + m->k0 * m->ks : a;
     const uint8_t *b = m->b + (size_t)m->k0 * rb;
-    for (int64_t k = m->k0; k < m->k1; k++, a += m->ks, b += rb) {
-        __m512 v[4];
-        if (m->pf)
+    for (int64_t k = m->k0; k < m->k1; k += step, a += step * m->ks, a2 += step * m->ks, b += (size_t)step * rb) {
+        __m512 v[2][4];
+        if (m->pf && (rb >= 64 || pairs || !(k & 1)))
             for (size_t i = 0; i < rb; i += 64) _mm_prefetch((const char *)m->pf + (size_t)k * rb + i, _MM_HINT_T0);
-        row64_load(f, b, v);
-        UNROLL(6)
-        for (int r = 0; r < R; r++) {
-            __m512 q = V16(a[r * m->rs]);
-            UNROLL(4)
-            for (int i = 0; i < 4; i++) acc[r][i] = _mm512_fmadd_ps(q, v[i], acc[r][i]);
-        }
+        if (pairs) pair64_load(b, v);
+        else row64_load(f, b, v[0]);
+        mk_row(R, halves, a, a2, m->rs, v[0], acc);
+        if (pairs) mk_row(R, false, a + m->ks, NULL, m->rs, v[1], acc);
     }
     UNROLL(6)
     for (int r = 0; r < R; r++)
@@ -158,6 +202,37 @@ static void row_exp(struct work *w, int r, struct range v)
         l = j == 0 ? _mm512_fmadd_ps(l, V16(w->al[r]), p) : _mm512_add_ps(l, p);
     }
     _mm512_storeu_ps(lane, l);
+}
+
+/* 16 bf16 values. */
+FORCED __m512 bf16_load(const uint8_t *p)
+{
+    return bf16_low(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)));
+}
+
+static void row_scale(float *s, const float *a, const uint8_t *scales, float q_sum, bool first)
+{
+    for (int j = 0; j < ATTN_TILE; j += 16) {
+        __m512 x = first ? _mm512_setzero_ps() : _mm512_loadu_ps(s + j);
+        x = _mm512_fmadd_ps(bf16_load(scales + 2 * j), _mm512_loadu_ps(a + j), x);
+        _mm512_storeu_ps(s + j, _mm512_fmadd_ps(bf16_load(scales + 128 + 2 * j), V16(q_sum), x));
+    }
+}
+
+static void row_offsets(const float *p, const uint8_t *scales, struct range v, float al, float *z)
+{
+    __m512 l = _mm512_loadu_ps(z);
+    uint64_t bits = visible_bits(v);
+    for (int j = 0; j < ATTN_TILE; j += 16) {
+        __m512 t = _mm512_maskz_mul_ps((__mmask16)(bits >> j), _mm512_loadu_ps(p + j), bf16_load(scales + 128 + 2 * j));
+        l = j == 0 ? _mm512_fmadd_ps(l, V16(al), t) : _mm512_add_ps(l, t);
+    }
+    _mm512_storeu_ps(z, l);
+}
+
+static void row_weights(const float *p, const uint8_t *scales, float *w)
+{
+    for (int j = 0; j < ATTN_TILE; j += 16) _mm512_storeu_ps(w + j, _mm512_mul_ps(_mm512_loadu_ps(p + j), bf16_load(scales + 2 * j)));
 }
 
 FORCED float row_sum(const float *lane)

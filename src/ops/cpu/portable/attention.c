@@ -2,9 +2,9 @@
  *
  * The order of every sum is the contract (docs/numerics.md section 2): scores are one fma chain over d, the sum of
  * exponentials runs in 16 lanes by key, outputs are one fma chain over the visible keys. What a row does not see is
- * skipped: its bytes are never read as numbers.
+ * skipped: its bytes are never read as numbers. Pages of codes: codes.c.
  */
-#include "ops/cpu/portable/portable_int.h"
+#include "ops/cpu/portable/tile.h"
 
 /* Element (row of 64, i): where bf16 value i of a row sits, in u16 units. */
 static int bf16_place(int i)
@@ -37,6 +37,10 @@ static float area_get(enum kv_format f, const uint8_t *area, int64_t row, int i)
  * The tail of the last V block is written as zero so that it never holds a NaN. */
 static void kv_write_portable(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area)
 {
+    if (kv_is_codes(f)) {
+        PORTABLE(codes_write)(f, d, i_key, k, v, area);
+        return;
+    }
     for (int64_t i = 0; i < d; i++) area_put(f, area, i, i_key, k[i]);
     for (int64_t i = 0; i < (d + 63) / 64 * 64; i++)
         area_put(f, area, d + (i / 64) * 64 + i_key, (int)(i % 64), i < d ? v[i] : 0.0f);
@@ -49,16 +53,15 @@ static void latent_write_portable(enum kv_format f, int64_t n, int i_key, const 
 
 static void kv_read_portable(enum kv_format f, int64_t d, int i_key, const uint8_t *area, float *k, float *v)
 {
+    if (kv_is_codes(f)) {
+        PORTABLE(codes_read)(f, d, i_key, area, k, v);
+        return;
+    }
     for (int64_t i = 0; i < d; i++) {
         k[i] = area_get(f, area, i, i_key);
         v[i] = area_get(f, area, d + (i / 64) * 64 + i_key, (int)(i % 64));
     }
 }
-
-struct row_state {
-    float m, lane[ATTN_LANES];
-    float *o;
-};
 
 /* Scores of keys [j0, j1) of the tile, base 2. */
 static void tile_scores(const struct attn_unit *u, const float *q, const uint8_t *page, int j0, int j1, float *s)
@@ -66,8 +69,7 @@ static void tile_scores(const struct attn_unit *u, const float *q, const uint8_t
     for (int j = j0; j < j1; j++) s[j] = 0.0f;
     for (int64_t d = 0; d < u->d; d++)
         for (int j = j0; j < j1; j++) s[j] = fmaf(q[d], area_get(u->format, page, d, j), s[j]);
-    if (u->softcap > 0.0f)
-        for (int j = j0; j < j1; j++) s[j] = (u->softcap * mb_tanh(s[j] / u->softcap)) * 0x1.715476p+0f;
+    scores_cap(u->softcap, j0, j1, s);
 }
 
 static int64_t value_dim(const struct attn_unit *u)
@@ -85,14 +87,9 @@ static float value_get(const struct attn_unit *u, const uint8_t *page, int j, in
 static void tile_take(const struct attn_unit *u, const float *q, const uint8_t *page, int j0, int j1,
                       struct row_state *st)
 {
-    float s[64], p[64], m1 = st->m;
+    float s[ATTN_TILE], p[ATTN_TILE];
     tile_scores(u, q, page, j0, j1, s);
-    for (int j = j0; j < j1; j++) m1 = s[j] > m1 ? s[j] : m1;
-    float al = mb_exp2_neg(st->m - m1);
-    st->m = m1;
-    for (int j = 0; j < 64; j++) p[j] = j >= j0 && j < j1 ? mb_exp2_neg(s[j] - m1) : 0.0f;
-    for (int i = 0; i < 16; i++) st->lane[i] = fmaf(st->lane[i], al, p[i]);
-    for (int j = 16; j < 64; j++) st->lane[j % 16] = st->lane[j % 16] + p[j];
+    float al = tile_weigh(st, s, j0, j1, p);
     int64_t d_value = value_dim(u);
     for (int64_t d = 0; d < d_value; d++) st->o[d] = st->o[d] * al;
     for (int j = j0; j < j1; j++)
@@ -101,14 +98,17 @@ static void tile_take(const struct attn_unit *u, const float *q, const uint8_t *
 
 static void attend_unit_portable(const struct attn_unit *u)
 {
+    if (kv_is_codes((int)u->format)) {
+        PORTABLE(codes_unit)(u);
+        return;
+    }
     for (int r = 0; r < u->n_rows; r++) {
         struct row_state st = { .m = -INFINITY, .o = u->o + r * u->ld_o };
         int lo = u->vis_lo[r], hi = u->vis_hi[r];
         for (int64_t d = 0; d < value_dim(u); d++) st.o[d] = 0.0f;
         for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++) {
-            int j0 = lo - ATTN_TILE * t, j1 = hi - ATTN_TILE * t;
-            j0 = j0 < 0 ? 0 : j0;
-            j1 = j1 > ATTN_TILE ? ATTN_TILE : j1;
+            int j0, j1;
+            tile_sees(lo, hi, t, &j0, &j1);
             if (j0 < j1) tile_take(u, u->q + r * u->ld_q, u->page[t], j0, j1, &st);
         }
         u->m[r] = st.m;

@@ -27,6 +27,11 @@ void PORTABLE(portable_fill_delta)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_lora)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_attention)(struct cpu_kernels *t);
 void PORTABLE(portable_fill_vocab)(struct cpu_kernels *t);
+
+/* Pages of codes; as kv_write, kv_read, attend_unit of the table. */
+void PORTABLE(codes_write)(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area);
+void PORTABLE(codes_read)(enum kv_format f, int64_t d, int i_key, const uint8_t *area, float *k, float *v);
+void PORTABLE(codes_unit)(const struct attn_unit *u);
 void PORTABLE(cpu_fill_portable)(struct cpu_kernels *t);
 
 static inline float bits_f32(uint32_t u)
