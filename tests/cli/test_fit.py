@@ -148,6 +148,9 @@ def test_fit_without_reading_weights(cache, tmp_path):
     assert full["fits"] and full["kv_bytes"] == 131072 * 80 * 2 * 8 * 128 * 2
     wide = fit(cache, tmp_path / "large", "--memory-budget", "250", "--ctx", "131072", "--kv-quant", "f32")["report"]
     assert wide["kv_bytes"] == 2 * full["kv_bytes"] and wide["predicted_decode_tps"] < full["predicted_decode_tps"]
+    for bits in (8, 4):  # two scales of 16 bit a group of 64; what is read is less
+        r = fit(cache, tmp_path / "large", "--memory-budget", "200", "--ctx", "131072", "--kv-quant", str(bits))["report"]
+        assert r["kv_bytes"] == 131072 * 80 * 2 * 8 * 128 * (bits + 32 / 64) / 8 and r["fits"]
     text = run(cache, "fit", tmp_path / "large", "--memory-budget", "100", status=1).stdout
     assert "does not fit" in text and "none" in text
 

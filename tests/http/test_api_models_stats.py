@@ -1,5 +1,7 @@
 """spec/api.md sections 19 to 21: /v1/models, /health, /stats."""
+import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import http_rig as rig
 from http_rig import LLAMA, RAW, Server
@@ -102,6 +104,28 @@ def test_api273_kv_modes():
             assert got["mode"] == f"uniform-kv{fmt}" and got["layers"] == want, model
             assert "of 32 dims" in s.stderr() or "latents stay f16" in s.stderr()
             assert s.raw("a b c d")["choices"][0]["text"]
+
+
+def test_cfg077_kv_config(tmp_path):
+    """CFG-077 CFG-111 API-273 ENG-138 T5.01: kv_config.json, layer by layer, is what `config` and --l2 take; the same bits warm, cold and
+    among strangers; without the file `config` is refused by name."""
+    model = rig.copy_model(tmp_path, "gemma4")
+    p = rig.run("serve", model, "--port", 0, "--kv-quant", "config")
+    assert p.returncode != 0 and "kv_config.json" in p.stderr
+    layers = json.loads((model / "config.json").read_text())["layer_types"]
+    rows = [{"layer_idx": i, "bits": 4 if i % 2 else 8, "group_size": 32 if kind == "sliding_attention" else 64} for i, kind in enumerate(layers)]
+    (model / "kv_config.json").write_text(json.dumps(rows[:2]))
+    with Server("--kv-quant", "config", model=model) as s:
+        got = s.stats()["kv_quant"]
+        assert got["mode"] == "mixed (kv_config.json)" and {"kv8", "kv4"} <= set(got["layers"]) and sum(got["layers"].values()) == len(layers)
+        first, again = (s.raw("a b c d e f g h", max_tokens=12, seed=3, temperature=1)["choices"][0]["text"] for _ in range(2))
+        with ThreadPoolExecutor(4) as pool:
+            many = list(pool.map(lambda i: s.raw("a b c d e f g h" + " i" * i, max_tokens=12, seed=3, temperature=1)["choices"][0]["text"], range(4)))
+        assert first == again == many[0]
+    with Server("--l2", model=model) as s:
+        assert s.stats()["kv_quant"]["mode"] == "mixed (kv_config.json)"
+    with Server("--l2", "--kv-quant", "off", model=model) as s:
+        assert s.stats()["kv_quant"]["mode"] == "f16"
     with Server(model=rig.TINY / "gemma3") as s:
         assert s.stats()["kv_quant"]["attention"] == {"global": 1, "sliding_window": 3}
 

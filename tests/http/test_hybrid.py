@@ -94,7 +94,7 @@ def test_default_repetition_penalty(tmp_path):
         assert [s.ids(p, **off) for p in prompts] == [plain.ids(p, **off) for p in prompts]
 
 
-@pytest.mark.parametrize("kv", ["off", "f16", "f32"])
+@pytest.mark.parametrize("kv", ["off", "8", "4", "f32"])
 def test_kv_formats(kv):
     """MOD-029, ENG-141: a KV format is that of the attention layers; states stay float32, in every format warm as cold."""
     with Server("--kv-quant", kv, model=rig.TINY / "qwen3_5") as s, Server("--kv-quant", kv, "--prompt-cache", 0, model=rig.TINY / "qwen3_5") as cold:
