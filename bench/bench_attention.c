@@ -3,7 +3,7 @@
  * memory. Prints one JSON line a length: microseconds a layer (best and median of the runs; on one thread the
  * least processor time, which other load disturbs less), GB/s of KV bytes, and the
  * share of a plain read of the same pages by the same threads.
- * Usage: bench_attention SHAPE(a|b|c) THREADS FORMAT(f16|bf16|f32) [LENGTH ...] [level=NAME]
+ * Usage: bench_attention SHAPE(a|b|c) THREADS FORMAT(f16|bf16|f32|8|4) [LENGTH ...] [level=NAME]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,8 +71,8 @@ static void plan_make(struct plan *p, struct plan_step *steps, int i_shape, int 
         s[0].u.rope_kv.n_head = nh, s[0].u.rope_kv.n_head_kv = nkv, s[0].u.rope_kv.head_dim = s[0].u.rope_kv.q_step = d;
         s[0].u.rope_kv.i_in_kind = (int16_t)l;
         s[1].op = STEP_ATTEND, s[1].in = 3, s[1].out = 4;
-        s[1].u.attend.n_head = nh, s[1].u.attend.n_head_kv = nkv, s[1].u.attend.head_dim = d;
-        s[1].u.attend.i_in_kind = (int16_t)l, s[1].u.attend.causal = true, s[1].u.attend.gate = -1;
+        s[1].u.attend.n_head = nh, s[1].u.attend.n_head_kv = nkv, s[1].u.attend.head_dim = s[1].u.attend.value_dim = d;
+        s[1].u.attend.i_in_kind = (int16_t)l, s[1].u.attend.causal = true, s[1].u.attend.gate = s[1].u.attend.chosen = -1;
         p->n_steps += 2;
     }
 }
@@ -171,17 +171,20 @@ static void run_length(struct device *dev, int i_shape, int format, int32_t leng
 
 int main(int argc, char **argv)
 {
+    static const struct { const char *name; int format; } formats[] = { { "f32", KV_F32 }, { "f16", KV_F16 }, { "8", KV_Q8 }, { "4", KV_Q4 } };
     static const int32_t lengths[] = { 512, 2048, 8192, 32768 };
     mb_error err = { 0 };
     struct device *dev;
     struct device_options opt = { .n_ranks = 1 };
     int n_given = 0;
     if (argc < 4 || argv[1][0] < 'a' || argv[1][0] > 'c') {
-        fprintf(stderr, "usage: bench_attention a|b|c THREADS f16|bf16|f32 [LENGTH ...] [level=NAME]\n");
+        fprintf(stderr, "usage: bench_attention a|b|c THREADS f16|bf16|f32|8|4 [LENGTH ...] [level=NAME]\n");
         return 2;
     }
     int i_shape = argv[1][0] - 'a';
-    int format = strcmp(argv[3], "f32") == 0 ? KV_F32 : strcmp(argv[3], "f16") == 0 ? KV_F16 : KV_BF16;
+    int format = KV_BF16;
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        if (strcmp(argv[3], formats[i].name) == 0) format = formats[i].format;
     opt.n_threads = atoi(argv[2]);
     for (int i = 4; i < argc; i++)
         if (strncmp(argv[i], "level=", 6) == 0) opt.cpu_level = argv[i] + 6;
