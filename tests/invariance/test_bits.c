@@ -120,7 +120,7 @@ static void check_codes(const char *family)
     for (size_t i = N_PLAIN; i < sizeof forms / sizeof forms[0]; i++) check_form(family, i);
 }
 
-/* T1.18, CFG-076, ENG-139, ENG-140, B-115: keys and values as codes: full and windowed layers, soft caps
+/* T1.18, T5.04, T10.08, T13.06, CFG-076, ENG-139, ENG-140, ENG-148, B-115: keys and values as codes from index 0 on: full and windowed layers, soft caps
  * (gemma2), heads of 64 and of 32 dims and layers that read another's pages (gemma4), sinks (gpt_oss), gates beside recurrent layers
  * (qwen3_5), which stay as they are (ENG-141). */
 static void test_code_bits(void **state)
