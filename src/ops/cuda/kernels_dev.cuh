@@ -250,13 +250,18 @@ static __device__ __forceinline__ struct ck_row ck_row_load(const struct ck_out 
     if (o.bias) r.bias = o.bias[row];
     return r;
 }
-static __device__ __forceinline__ float ck_out_value(const struct ck_out &o, struct ck_row r, float sum)
+static __device__ __forceinline__ float ck_out_linear(const struct ck_out &o, struct ck_row r, float sum)
 {
     float v = __fmul_rn(sum, r.factor);
     if (o.bias) v = __fadd_rn(v, r.bias);
     if (o.scale != 0.0f) v = __fmul_rn(v, o.scale);
-    if (o.softcap != 0.0f) v = __fmul_rn(o.softcap, ck_tanh(__fdiv_rn(v, o.softcap)));
     return v;
+}
+static __device__ __forceinline__ float ck_out_cap(const struct ck_out &o, float v) { return __fmul_rn(o.softcap, ck_tanh(__fdiv_rn(v, o.softcap))); }
+static __device__ __forceinline__ float ck_out_value(const struct ck_out &o, struct ck_row r, float sum)
+{
+    float v = ck_out_linear(o, r, sum);
+    return o.softcap != 0.0f ? ck_out_cap(o, v) : v;
 }
 /* Gate and up products -> activation, as plan.h's glu_kind. */
 static __device__ __forceinline__ float ck_glu(int kind, float g, float u)
