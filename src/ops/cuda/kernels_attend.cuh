@@ -53,20 +53,38 @@ template <int DP, bool BF>
 static __device__ __forceinline__ void q_frags(uint4 *qs, const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows,
                                                int lane, int step0, int step_by)
 {
-    int t = lane & 3;
+    const int t = lane & 3;
+    const float *q[2];
+    bool in[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int i = row0 + (lane >> 2) + r * 8, tok, head;
+        in[r] = i < n_rows;
+        row_place(g, u, kvh, in[r] ? i : 0, &tok, &head);
+        q[r] = g.a.q + tok * g.a.ld_q + head * g.a.q_step;
+    }
+    const bool fours = (((uintptr_t)g.a.q | (uintptr_t)(g.a.ld_q * 4) | (uintptr_t)(g.a.q_step * 4) | (uintptr_t)(g.a.head_dim * 4)) & 15) == 0;
     for (int s = step0; s < DP / 16; s += step_by) {
+        const int dim = s / 4 * 64 + 32 * ((s & 3) >> 1) + 8 * t + 4 * (s & 1); /* first of four: two of each half of the step */
+        float4 v[2];
         uint32_t h[4], l[4];
 #pragma unroll
-        for (int p = 0; p < 4; p++) { /* p = 2 h + row half */
-            int i = row0 + (lane >> 2) + (p & 1) * 8, dim = s / 4 * 64 + 32 * ((s & 3) >> 1) + 8 * t + 4 * (s & 1) + 2 * (p >> 1), tok, head;
-            float a = 0, b = 0;
-            if (i < n_rows) {
-                row_place(g, u, kvh, i, &tok, &head);
-                const float *q = g.a.q + tok * g.a.ld_q + head * g.a.q_step + dim;
-                if (dim < g.a.head_dim) a = q[0];
-                if (dim + 1 < g.a.head_dim) b = q[1];
+        for (int r = 0; r < 2; r++) {
+            v[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (!in[r] || dim >= g.a.head_dim) continue;
+            if (fours) {
+                v[r] = *(const float4 *)(q[r] + dim);
+                continue;
             }
-            pair<BF>(a, b, h[p], l[p]);
+            v[r].x = q[r][dim];
+            if (dim + 1 < g.a.head_dim) v[r].y = q[r][dim + 1];
+            if (dim + 2 < g.a.head_dim) v[r].z = q[r][dim + 2];
+            if (dim + 3 < g.a.head_dim) v[r].w = q[r][dim + 3];
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) { /* register 2 half + r */
+            pair<BF>(v[r].x, v[r].y, h[r], l[r]);
+            pair<BF>(v[r].z, v[r].w, h[2 + r], l[2 + r]);
         }
         qs[s * 32 + lane] = make_uint4(h[0], h[1], h[2], h[3]);
         if (BF) qs[DP * 2 + s * 32 + lane] = make_uint4(l[0], l[1], l[2], l[3]);
@@ -110,8 +128,13 @@ template <int DP, bool BF> static __device__ __forceinline__ void s_tile(float s
 static __device__ __forceinline__ void mask_tile(float s[8][4], float softcap, int key0, const int lo[2], const int hi[2], int lane, float most[2])
 {
     most[0] = most[1] = -INFINITY;
+    if (softcap != 0.0f) /* by itself: few models fetch this code */
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[i][e] = __fmul_rn(__fmul_rn(softcap, ck_tanh(__fdiv_rn(s[i][e], softcap))), 1.44269504088896341f);
     bool all = key0 >= lo[0] && key0 >= lo[1] && key0 + 64 <= hi[0] && key0 + 64 <= hi[1];
-    if (__all_sync(~0u, all) && softcap == 0.0f) { /* nothing to hide */
+    if (__all_sync(~0u, all)) { /* nothing to hide */
 #pragma unroll
         for (int i = 0; i < 8; i++)
 #pragma unroll
@@ -123,7 +146,6 @@ static __device__ __forceinline__ void mask_tile(float s[8][4], float softcap, i
         for (int e = 0; e < 4; e++) {
             int key = key0 + key_of(i, 2 * (lane & 3) + (e & 1)), r = e >> 1;
             float v = s[i][e];
-            if (softcap != 0.0f) v = __fmul_rn(__fmul_rn(softcap, ck_tanh(__fdiv_rn(v, softcap))), 1.44269504088896341f);
             v = key >= lo[r] && key < hi[r] ? v : -INFINITY;
             s[i][e] = v;
             most[r] = v > most[r] || v != v ? v : most[r]; /* a NaN stays */
@@ -251,6 +273,23 @@ static __device__ __forceinline__ void store_out(const struct attend_args &g, in
     if (g.a.out) g.a.out[tok * g.a.ld_out + col] = v;
     if (g.write_x) ((__half *)g.x.v)[ck_x_off(g.x.layout, g.x.k_pad, tok, col)] = __float2half_rn(__fmul_rn(v, __fdiv_rn(1.0f, g.x.mul)));
 }
+/* Two values side by side, dim even. inv: 1 / mul of the linear input. */
+static __device__ __forceinline__ void store_two(const struct attend_args &g, int tok, int head, int dim, float v0, float v1, float inv)
+{
+    if (g.a.head_dim & 1) {
+        store_out(g, tok, head, dim, v0);
+        store_out(g, tok, head, dim + 1, v1);
+        return;
+    }
+    if (dim >= g.a.head_dim) return;
+    const int col = head * g.a.head_dim + dim;
+    if (g.a.out) {
+        g.a.out[tok * g.a.ld_out + col] = v0;
+        g.a.out[tok * g.a.ld_out + col + 1] = v1;
+    }
+    if (g.write_x) *(uint32_t *)((__half *)g.x.v + ck_x_off(g.x.layout, g.x.k_pad, tok, col)) = pair_f16(__fmul_rn(v0, inv), __fmul_rn(v1, inv));
+}
+static __device__ __forceinline__ float store_factor(const struct attend_args &g) { return g.write_x ? __fdiv_rn(1.0f, g.x.mul) : 1.0f; }
 /* The linear input's tail, by whoever has the last head's dims. */
 static __device__ __forceinline__ void store_tail(const struct attend_args &g, int tok, int head, int i, int by)
 {
@@ -358,6 +397,7 @@ template <int DP, int AHEAD = 4, typename PART>
 static __device__ __forceinline__ void merge_splits(const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows, int split0,
                                                     int split1, int first, int by, PART part)
 {
+    const float factor = store_factor(g);
     for (int idx = first; idx < 16 * (DP / 4); idx += by) {
         int row = idx / (DP / 4), dim = idx % (DP / 4) * 4, i = row0 + row, tok, hd;
         if (i >= n_rows) break;
@@ -381,7 +421,7 @@ static __device__ __forceinline__ void merge_splits(const struct attend_args &g,
         row_place(g, u, kvh, i, &tok, &hd);
         finish(g, hd, M, L, &ea, &inv);
 #pragma unroll
-        for (int e = 0; e < 4; e++) store_out(g, tok, hd, dim + e, __fmul_rn(__fmul_rn(O[e], ea), inv));
+        for (int e = 0; e < 4; e += 2) store_two(g, tok, hd, dim + e, __fmul_rn(__fmul_rn(O[e], ea), inv), __fmul_rn(__fmul_rn(O[e + 1], ea), inv), factor);
         if (dim == 0) store_tail(g, tok, hd, 0, 1);
     }
 }
@@ -404,11 +444,16 @@ static __device__ __forceinline__ void part_write(float *mine, const float (*o)[
     }
 }
 
-/* Rows of a warp's tile to their places: value(r, n, e) of row r, block n of 8 dims, column e, in the numbers of m and l. */
+/* Rows of a warp's tile to their places: value(r, n, e) of row r, block n of 8 dims, column e, in the numbers of m and l. From dim0 the blocks
+ * fill a tile of 64 dims, whole ones, or a part that crosses no 32. */
 template <int NB, class Value>
 static __device__ __forceinline__ void store_rows(const struct attend_args &g, const struct ck_attn_unit &u, int kvh, int row0, int n_rows,
                                                   const float m[2], const float l[2], int dim0, bool tail, int lane, Value value)
 {
+    const float factor = store_factor(g);
+    /* Heads of whole tiles into the linear input alone, which is what most models want: from the first pair to the others by steps that
+     * are the same for every head (kernels_dev.cuh: ck_x_off). */
+    const bool steps = g.write_x && !g.a.out && g.a.head_dim % 64 == 0, tiles = g.x.layout == CK_X_TILES;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int i = row0 + (lane >> 2) + 8 * r, tok, hd;
@@ -416,12 +461,18 @@ static __device__ __forceinline__ void store_rows(const struct attend_args &g, c
         float ea, inv;
         row_place(g, u, kvh, i, &tok, &hd);
         finish(g, hd, m[r], l[r], &ea, &inv);
+        if (steps) {
+            __half *to = (__half *)g.x.v + ck_x_off(g.x.layout, g.x.k_pad, tok, hd * g.a.head_dim + dim0 + 2 * (lane & 3));
+            const int by8 = tiles ? 2 : 8, by32 = tiles ? 4 * 128 * 8 : 32, by64 = tiles ? 64 * 128 : 64;
+#pragma unroll
+            for (int n = 0; n < NB; n++)
+                *(uint32_t *)(to + (n & 3) * by8 + (n >> 2 & 1) * by32 + (n >> 3) * by64) =
+                    pair_f16(__fmul_rn(__fmul_rn(__fmul_rn(value(r, n, 0), ea), inv), factor), __fmul_rn(__fmul_rn(__fmul_rn(value(r, n, 1), ea), inv), factor));
+        } else
 #pragma unroll
         for (int n = 0; n < NB; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-                store_out(g, tok, hd, dim0 + n * 8 + 2 * (lane & 3) + e, __fmul_rn(__fmul_rn(value(r, n, e), ea), inv));
-        if (tail) store_tail(g, tok, hd, lane & 3, 4);
+            store_two(g, tok, hd, dim0 + n * 8 + 2 * (lane & 3), __fmul_rn(__fmul_rn(value(r, n, 0), ea), inv), __fmul_rn(__fmul_rn(value(r, n, 1), ea), inv), factor);
+        if (tail && !steps) store_tail(g, tok, hd, lane & 3, 4);
     }
 }
 
