@@ -50,7 +50,10 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
         ss = block_sum(ss, warps);
         r = 1.0f / sqrtf(ss * (1.0f / (float)n) + a.eps);
     }
-    auto put = [&](int i, float y, float g) {
+    /* A step of the threads is whole tiles of an input, so that its places are a step apart too. */
+    __half *const x_at = x.v ? (__half *)x.v + ck_x_off(x.layout, x.k_pad, row, first + tid) : NULL;
+    const int64_t x_by = x.layout == CK_X_TILES ? by / 64 * (64 * 128) : by;
+    auto put = [&](int i, int j, float y, float g) {
         if (!a.identity) {
             y = y * r;
             if (a.weight) y = y * g;
@@ -62,12 +65,12 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
         }
         if (a.out) a.out[(int64_t)row * a.ld_out + first + i] = y;
         if (a.copy) a.copy[(int64_t)row * a.ld_copy + first + i] = y;
-        if (x.v) x_put(x, inv_mul, row, first + i, y);
+        if (x.v) x_at[j * x_by] = __float2half_rn(y * inv_mul);
     };
 #pragma unroll
     for (int j = 0; j < KEEP; j++)
-        if (tid + j * by < n) put(tid + j * by, v[j], weight[j]);
-    for (int i = tid + KEEP * by; i < n; i += by) put(i, in[i], a.weight ? a.weight[i] : 1.0f);
+        if (tid + j * by < n) put(tid + j * by, j, v[j], weight[j]);
+    for (int i = tid + KEEP * by, j = KEEP; i < n; i += by, j++) put(i, j, in[i], a.weight ? a.weight[i] : 1.0f);
     if (x.v && blockIdx.y == gridDim.y - 1)
         for (int64_t k = a.width + tid; k < x.k_pad; k += by) x_put(x, inv_mul, row, k, 0.0f);
 }
