@@ -255,14 +255,14 @@ static void check_linear(int bits, int group, int dt, int64_t n, int64_t k)
              (long long)k, worst, bound, sqrt(err2 / ref2));
     verdict(worst <= bound, what);
     bool ok = true;
-    static const struct { int step, wg; } runs[] = { { 3, 0 }, { 8, 0 }, { 13, 0 }, { 16, 0 }, { 32, 0 }, { 200, 0 }, { 64, 1 }, { 65, 1 }, { 100, 1 }, { 128, 1 }, { 200, 1 } };
+    static const struct { int step, wg; } runs[] = { { 3, 0 }, { 8, 0 }, { 13, 0 }, { 16, 0 }, { 32, 0 }, { 200, 0 }, { 17, 1 }, { 32, 1 }, { 33, 1 }, { 40, 1 }, { 64, 1 }, { 65, 1 }, { 100, 1 }, { 128, 1 }, { 200, 1 } };
     for (auto &q : runs) {
         CU(cudaMemsetAsync(y, 0xff, (size_t)(m * n) * 4, st));
         run_steps(&s, x, m, q.step, q.wg, y, bias);
         snprintf(what, sizeof what, "steps of %d, %s", q.step, q.wg ? "wgmma" : "mma.sync");
         ok &= same_bits(base, host(y, (size_t)(m * n)), what);
     }
-    snprintf(what, sizeof what, "linear %d bit g%d %s %lldx%lld: same bits in steps of 1, 3, 8, 13, 16, 32, 64, 200 (mma.sync), 65, 100, 128, 200 (wgmma)", bits, group,
+    snprintf(what, sizeof what, "linear %d bit g%d %s %lldx%lld: same bits in steps of 1, 3, 8, 13, 16, 32, 200 (mma.sync), 17, 32, 33, 40, 64, 65, 100, 128, 200 (wgmma)", bits, group,
              dts[dt], (long long)n, (long long)k);
     verdict(ok, what);
     /* rows as the gather sees them, against the source */
@@ -310,7 +310,7 @@ static void check_glu(int bits, int kind, int64_t n, int64_t k)
     std::vector<float> g = host(yg, (size_t)(m * n)), u = host(yu, (size_t)(m * n)), base;
     bool ok = true, near = true;
     char what[120];
-    for (int step : { 1, 8, 16, 32, 40, 70, 150 }) {
+    for (int step : { 1, 8, 16, 17, 32, 40, 70, 150 }) {
         struct ck_x in = x_make(step, k), out = x_make(step, n);
         out.mul = 16;
         std::vector<float> all;
@@ -336,7 +336,7 @@ static void check_glu(int bits, int kind, int64_t n, int64_t k)
     }
     snprintf(what, sizeof what, "gated %d bit kind %d %lldx%lld within 6e-4 of act(gate) * up, zeros behind", bits, kind, (long long)n, (long long)k);
     verdict(near, what);
-    snprintf(what, sizeof what, "gated %d bit kind %d: same bits in steps of 1, 8, 16, 32, 40, 70, 150", bits, kind);
+    snprintf(what, sizeof what, "gated %d bit kind %d: same bits in steps of 1, 8, 16, 17, 32, 40, 70, 150", bits, kind);
     verdict(ok, what);
     cudaFree(x); cudaFree(yg); cudaFree(yu); cudaFree(bias);
     drop(&a); drop(&b);
