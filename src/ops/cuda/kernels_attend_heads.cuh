@@ -33,6 +33,20 @@ template <int DP> struct head_vector {
             }
             scale = 1.0f / sqrtf((((ss[0] + ss[1]) + ss[2]) + ss[3]) * (1.0f / (float)d) + r.norm_eps);
         }
+        if (cs && r.n_rot == DP && !r.interleaved) { /* a lane has both of each pair */
+#pragma unroll
+            for (int i = 0; i < DP / 64; i++) {
+                float x0 = norm ? v[i] * scale : v[i], x1 = norm ? v[i + DP / 64] * scale : v[i + DP / 64], c = cs[32 * i + lane], s = cs[half + 32 * i + lane];
+                if (norm && weighted) {
+                    x0 = x0 * weight[i];
+                    x1 = x1 * weight[i + DP / 64];
+                }
+                y[32 * i + lane] = __fmaf_rn(x0, c, -(x1 * s));
+                y[half + 32 * i + lane] = __fmaf_rn(x1, c, x0 * s);
+            }
+            __syncwarp();
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < DP / 32; i++) {
             float x = norm ? v[i] * scale : v[i];

@@ -77,17 +77,17 @@ static __device__ __forceinline__ void ck_bulk(uint32_t dst, const void *src, ui
                  "l"(src), "r"(bytes), "r"(bar), "l"(policy)
                  : "memory");
 }
-/* Blocks of a cluster meet; what they wrote to shared memory before is seen behind it. Blocks that have ended count as arrived. */
-static __device__ __forceinline__ void ck_cluster_meet(void)
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
+/* Blocks of a cluster meet, blocks that have ended count as arrived. */
+/* In two halves; begun: without a word about memory, that the block is there. What was written before arrive is seen behind wait. */
+static __device__ __forceinline__ void ck_cluster_begun(void) { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+static __device__ __forceinline__ void ck_cluster_arrive(void) { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+static __device__ __forceinline__ void ck_cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 /* The same place in the shared memory of another block of the cluster. */
-static __device__ __forceinline__ const float *ck_cluster_at(const float *mine, int rank)
+static __device__ __forceinline__ float *ck_cluster_at(float *mine, int rank)
 {
     uint64_t r;
     asm("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(mine), "r"(rank));
-    return (const float *)r;
+    return (float *)r;
 }
 static __device__ __forceinline__ void ck_bulk_plain(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
