@@ -285,6 +285,12 @@ static void into_residual(const struct ck_weight *w, const struct ck_x *x, int m
     check(lib->linear(&ctx, x, m, &p, 1, stream), "into the residual");
 }
 
+static void sample(int n_draw)
+{
+    struct cs_draws a = { .logits = g.logits, .n_vocab = shape.vocab, .n_draw = n_draw, .ld = shape.vocab, .jobs = g.jobs, .outs = g.outs, .scratch = g.scratch };
+    check(lib->sample(&ctx, &a, stream), "sample");
+}
+
 /* The kinds of launch whose bit is set in `mask`. */
 static void step(int m, int keys, unsigned mask)
 {
@@ -307,7 +313,7 @@ static void step(int m, int keys, unsigned mask)
     norm(g.last, n_draw, ON(NORM));
     struct ck_part p = { .w = &head, .y = g.logits, .ld_y = shape.vocab };
     if (ON(HEAD)) check(lib->linear(&ctx, &g.in, n_draw, &p, 1, stream), "head");
-    if (ON(SAMPLE)) check(lib->sample(&ctx, g.logits, shape.vocab, shape.vocab, n_draw, g.jobs, g.outs, g.scratch, stream), "sample");
+    if (ON(SAMPLE)) sample(n_draw);
 #undef ON
 }
 

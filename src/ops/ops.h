@@ -61,6 +61,7 @@ struct compile_options {
 
 struct ops_step_stats {      /* of the last collected step */
     uint64_t n_barriers, barrier_ns, step_ns;
+    bool ahead;              /* a GPU had begun it before the draws of the step before it were read */
 };
 
 /* Experts that stay in a file (docs/decisions/0007-expert-offload.md); counts since the device was opened. */

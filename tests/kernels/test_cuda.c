@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "engine/direct.h"
+#include "kernels/cuda_ahead.h"
 #include "kernels/cuda_rig.h"
 #include "ops/cpu/kernels.h"
 
@@ -282,6 +283,40 @@ static void test_batch_widths_change_no_bit(void **state)
     if (getenv("MLX_BUN_TEST_MODEL")) check_widths(getenv("MLX_BUN_TEST_MODEL"));
 }
 
+/* --- steps that begin before the draws ahead of them are read --- */
+
+static void check_ahead(const char *family)
+{
+    static struct ahead_run got, want;
+    struct device_options opt = { .n_ranks = 1, .no_graphs = true };
+    struct run r;
+    char dir[512];
+    mb_error err = { 0 };
+    memset(&got, 0, sizeof got);
+    memset(&want, 0, sizeof want);
+    run_open(&r, &ops_cuda, family, TIER_L1, -1);
+    decode_ahead(r.ops, r.dev, r.model, &got);
+    run_close(&r);
+    dir_of(family, dir);
+    if (ops_cuda.device_open(&r.dev, &opt, &err) != MB_OK) fail_msg("%s", err.text);
+    struct model_options mopt = { .ops = &ops_cuda, .device = r.dev, .tier = TIER_L1, .kv_format = -1, .n_rows_max = 64 };
+    if (model_open(&r.model, dir, &mopt, &err) != MB_OK) fail_msg("%s", err.text);
+    decode_ahead(r.ops, r.dev, r.model, &want);
+    model_close(r.model);
+    ops_cuda.device_close(r.dev);
+    printf("%-12s %d of %d steps begun before the draws ahead of them were read\n", family, (int)got.n_ahead, AHEAD_STEPS);
+    assert_int_equal(want.n_ahead, 0);
+    assert_true(got.n_ahead > 0);
+    ahead_compare(family, &got, &want);
+}
+
+static void test_steps_ahead_change_no_bit(void **state)
+{
+    NEEDS_GPU();
+    check_ahead("llama");
+    check_ahead("gemma3"); /* two kinds of pages, windows */
+}
+
 /* --- draws --- */
 
 static void check_draws(struct run *r, const struct sample_params *params, const char *what)
@@ -370,7 +405,8 @@ int main(void)
         cmocka_unit_test(test_devices_are_parsed),        cmocka_unit_test(test_no_gpu_is_told_with_a_remedy),
         cmocka_unit_test(test_pages_come_back),           cmocka_unit_test(test_logits_are_near_the_float_tier),
         cmocka_unit_test(test_chunks_change_no_bit),      cmocka_unit_test(test_batch_widths_change_no_bit),
-        cmocka_unit_test(test_draws_are_the_cpus),        cmocka_unit_test(test_what_is_missing_is_refused_by_name),
+        cmocka_unit_test(test_steps_ahead_change_no_bit), cmocka_unit_test(test_draws_are_the_cpus),
+        cmocka_unit_test(test_what_is_missing_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, look_for_gpu, NULL);
 }

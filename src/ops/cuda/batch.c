@@ -29,6 +29,7 @@ size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_ba
 {
     size_t off = 0, ints = (size_t)m_cap * sizeof(int32_t);
     o->id = take(&off, ints);
+    o->slot = take(&off, sizeof(int32_t)); /* the first behind the ids */
     o->index = take(&off, ints);
     o->hi = take(&off, ints);
     for (int i = 0; i < c->n_windows; i++) o->lo[i] = take(&off, ints);
@@ -111,6 +112,18 @@ static void add_units(struct compiled *c, const struct row *r, int32_t tok0)
         units[(*n_units)++] = (struct ck_attn_unit){ .tok0 = tok0 + j, .n_tok = r->n - j < per ? r->n - j : per, .i_table = b->n_pages };
 }
 
+int32_t cuda_window_first(const struct compiled *c, int i_window, int32_t index)
+{
+    return c->windows[i_window] > 0 && index + 1 > c->windows[i_window] ? index + 1 - c->windows[i_window] : 0;
+}
+
+void cuda_rope_row(const struct compiled *c, int i_rope, uint8_t *block, int32_t i, int32_t position)
+{
+    const struct cuda_rope_table *r = &c->ropes[i_rope];
+    memcpy((float *)(void *)(block + c->batch.at.rope[i_rope]) + (int64_t)i * r->n_rot, r->table + (int64_t)position * r->n_rot,
+           (size_t)r->n_rot * sizeof(float));
+}
+
 static mb_status fill_row(struct compiled *c, const struct row *r, mb_error *err)
 {
     struct cuda_batch *b = &c->batch;
@@ -121,13 +134,11 @@ static mb_status fill_row(struct compiled *c, const struct row *r, mb_error *err
         ints_at(c, b->at.index)[b->m] = index;
         ints_at(c, b->at.hi)[b->m] = end;
         for (int i = 0; i < c->n_windows; i++)
-            ints_at(c, b->at.lo[i])[b->m] = c->windows[i] > 0 && index + 1 > c->windows[i] ? index + 1 - c->windows[i] : 0;
+            ints_at(c, b->at.lo[i])[b->m] = cuda_window_first(c, i, index);
         ints_at(c, b->at.table_of)[b->m] = b->n_pages;
         int32_t n_split = (end + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT;
         if (n_split > b->n_split) b->n_split = n_split;
-        for (int i = 0; i < c->n_ropes; i++)
-            memcpy((float *)(void *)(c->batch_host + b->at.rope[i]) + (int64_t)b->m * c->ropes[i].n_rot,
-                   c->ropes[i].table + (int64_t)position * c->ropes[i].n_rot, (size_t)c->ropes[i].n_rot * sizeof(float));
+        for (int i = 0; i < c->n_ropes; i++) cuda_rope_row(c, i, c->batch_host, b->m, position);
     }
     return fill_pages(c, r, err);
 }
@@ -156,7 +167,7 @@ static void fill_jobs(struct compiled *c)
 }
 
 /* The block with the used part of the first kind's tables, which lie behind it, then that of the others'. */
-static mb_status send(struct compiled *c, mb_error *err)
+mb_status cuda_batch_send(struct compiled *c, mb_error *err)
 {
     const struct cuda_batch *b = &c->batch;
     const struct cuda_library *lib = c->dev->lib;
@@ -196,6 +207,6 @@ mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_
     }
     b->row_first[n_rows] = b->m;
     fill_jobs(c);
-    MB_TRY(cuda_adapters_fill(c, (const void **)(void *)(c->batch_host + b->at.stack), err));
-    return send(c, err);
+    *ints_at(c, b->at.slot) = c->slot;
+    return cuda_adapters_fill(c, (const void **)(void *)(c->batch_host + b->at.stack), err);
 }

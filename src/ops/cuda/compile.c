@@ -234,9 +234,10 @@ static mb_status alloc_host(struct compiled *c, mb_error *err)
     size_t n_draw = (size_t)p->n_draw_max;
     int code = lib->alloc_host((void **)&c->batch_host, batch_bytes(c));
     if (code == 0) code = lib->alloc_host((void **)&c->jobs, n_draw * sizeof *c->jobs);
-    if (code == 0) code = lib->alloc_host((void **)&c->outs, n_draw * sizeof *c->outs);
+    if (code == 0) code = lib->alloc_host((void **)&c->outs, 2 * n_draw * sizeof *c->outs);
     if (code == 0) code = lib->alloc_host((void **)&c->host_logits, (size_t)CUDA_HOST_DRAWS * (size_t)p->n_vocab * sizeof(float));
     MB_TRY(cuda_check(c->dev, code, "pinned host memory", err));
+    MB_TRY(cuda_ahead_open(c, batch_bytes(c), err));
     c->host_scratch_bytes = (cpu_sample_scratch_bytes(p->n_vocab) + 63) / 64 * 64;
     c->host_scratch = mb_alloc_aligned(64, c->host_scratch_bytes * (size_t)pool_n_threads(c->dev->pool));
     c->batch.row_first = mb_calloc((size_t)c->n_rows_max + 1, sizeof(int32_t));
@@ -298,6 +299,7 @@ void cuda_compiled_free(struct compiled *c)
     lib->device_use(c->dev->ordinal);
     lib->stream_wait(c->dev->stream);
     cuda_graphs_free(c);
+    cuda_ahead_close(c);
     if (c->block) lib->free(c->block);
     void *pinned[] = { c->batch_host, c->jobs, c->outs, c->host_logits, c->moe.route, c->moe.slot };
     for (size_t i = 0; i < sizeof pinned / sizeof pinned[0]; i++)
@@ -324,6 +326,7 @@ float *cuda_buffer(struct compiled *c, buf_id b, size_t *row_bytes)
         c->mirror_bytes = bytes;
     }
     c->dev->lib->device_use(c->dev->ordinal);
+    if (c->ahead.live && cuda_ahead_undo(c, NULL) != MB_OK) return NULL;
     int code = c->dev->lib->copy(c->mirror, c->bufs[b], bytes, c->dev->stream);
     if (code == 0) code = c->dev->lib->stream_wait(c->dev->stream);
     return code == 0 ? c->mirror : NULL;

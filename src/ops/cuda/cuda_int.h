@@ -47,6 +47,7 @@ struct device {
     uint8_t *kv;                /* the page pool */
     size_t kv_bytes;
     int32_t kv_generation;      /* counts pools: graphs hold its address */
+    uint64_t kv_writes;         /* counts what others than steps wrote to pages */
     int failed;                 /* code of a page copy that could not report it */
     struct cuda_adapter *adapters[CUDA_ADAPTERS];
     uint64_t adapter_clock;
@@ -67,7 +68,7 @@ struct cuda_draw_pos {
 
 /* A place in the block that travels to the device: the same offset on both sides. */
 struct cuda_batch_offsets {
-    size_t id, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, rows, small, large, rope[CUDA_ROPES];
+    size_t id, slot, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, rows, small, large, rope[CUDA_ROPES];
     size_t jobs;                /* of batches of up to CUDA_SMALL tokens */
     size_t pages;               /* behind all these: [n_kinds][n_pages_max] */
 };
@@ -110,6 +111,21 @@ struct cuda_graph {
     int32_t uses;
 };
 
+/* The step behind the one at hand, on the stream before that one's draws are read (ahead.c). */
+struct cuda_ahead {
+    uint8_t *block;             /* pinned: of the step ahead, or the one to fill next; the other one is compiled.batch_host */
+    void *event[2];             /* the end of the step whose draws go to slot i */
+    struct cuda_graph *graph;   /* of the step at hand */
+    bool live;                  /* a step ahead is on the stream */
+    bool taken, pays;           /* the step at hand was one; there may be another one behind it */
+    int32_t m, n_pages;         /* of it */
+    int32_t pool;               /* kv_generation, and kv_writes, when it was launched */
+    uint64_t writes;
+    const struct seq_state *seq[CUDA_SMALL]; /* of the step before this one, and where its rows go on */
+    int32_t next[CUDA_SMALL], n;
+    int64_t credit_ns, done_ns; /* what it has been worth so far; when the step before was done, 0 = never */
+};
+
 struct compiled {
     struct device *dev;
     const struct plan *plan;
@@ -136,7 +152,8 @@ struct compiled {
     float *hidden;               /* [d_model] */
     uint8_t *batch_host, *batch_dev; /* the block of batch.c: pinned, and its copy */
     struct cuda_draw_job *jobs;  /* pinned [n_draw_max] */
-    struct cuda_draw_out *outs;  /* pinned [n_draw_max], written by the device */
+    struct cuda_draw_out *outs;  /* pinned [2][n_draw_max], written by the device */
+    int32_t slot;                /* which half of outs the step at hand writes */
     float *host_logits;          /* pinned [CUDA_HOST_DRAWS][n_vocab] */
     uint8_t *host_scratch;       /* [host threads] */
     size_t host_scratch_bytes;
@@ -144,6 +161,7 @@ struct compiled {
     float *mirror;               /* buffer(): host copy of a buffer; grown on demand */
     size_t mirror_bytes;
     struct cuda_batch batch;
+    struct cuda_ahead ahead;
     struct cuda_moe moe;
     int32_t i_draws, i_final_norm;
     bool use_graphs;
@@ -204,7 +222,11 @@ static inline const float *cuda_constant(const struct compiled *c, const struct 
 }
 /* batch.c: bytes of the block for batches of up to m_cap tokens, and where everything lies in it. */
 size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_batch_offsets *o);
-/* Flatten rows and send them to the device. MB_INTERNAL, MB_CONTEXT_LENGTH, MB_INVALID, MB_UNSUPPORTED as the CPU's. */
+/* Flatten rows into the block, and send it to the device. MB_INTERNAL, MB_CONTEXT_LENGTH, MB_INVALID, MB_UNSUPPORTED as the CPU's. */
+mb_status cuda_batch_send(struct compiled *c, mb_error *err);
+/* The first index that a query at `index` sees through a window; token i's rotary row of the block. */
+int32_t cuda_window_first(const struct compiled *c, int i_window, int32_t index);
+void cuda_rope_row(const struct compiled *c, int i_rope, uint8_t *block, int32_t i, int32_t position);
 mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err);
 /* lora.c: adapters of the batch: uploads those that are not on the device, fills the tokens' stacks. */
 mb_status cuda_adapters_fill(struct compiled *c, const void **stack, mb_error *err);
@@ -221,6 +243,20 @@ int32_t cuda_rows_of(const struct compiled *c, buf_id b);
 bool cuda_norm_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *linear);
 bool cuda_glu_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *glu);
 bool cuda_rope_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *attend);
+/* run.c: the graph that runs m single tokens over so many splits, n_split rounded up to what it takes; NULL: none has been captured. */
+struct cuda_graph *cuda_graph_at(struct compiled *c, int32_t m, int32_t *n_split);
+/* ahead.c: is the batch that was just filled (and runs whole) the step ahead? Then it is the step at hand. Else that one ends unread. */
+bool cuda_ahead_take(struct compiled *c, bool whole);
+/* The block of a batch that runs as a graph, to the device. */
+mb_status cuda_ahead_send(struct compiled *c, mb_error *err);
+/* Behind the step at hand, which runs as `now` and is on the stream: the next one, if it can be known. */
+mb_status cuda_ahead_launch(struct compiled *c, struct cuda_graph *now, mb_error *err);
+/* The step at hand has ended; with a step ahead nobody else waits for it. */
+mb_status cuda_ahead_wait(struct compiled *c, mb_error *err);
+/* The step at hand once more, for what the step ahead has written over: logits, buffers. */
+mb_status cuda_ahead_undo(struct compiled *c, mb_error *err);
+mb_status cuda_ahead_open(struct compiled *c, size_t block_bytes, mb_error *err);
+void cuda_ahead_close(struct compiled *c);
 /* sample.c */
 void cuda_job_fill(const struct sample_pos *pos, int32_t n_vocab, struct cuda_draw_job *out);
 /* Draws of the open block, once the device's are on their way: waits. logits: device, ld floats a row. */

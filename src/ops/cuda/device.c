@@ -135,6 +135,7 @@ static uint8_t *page_at(const struct device *d, int32_t page)
 void cuda_page_copy(struct device *d, const struct kv_kind *k, int32_t dst_page, int32_t src_page)
 {
     d->lib->device_use(d->ordinal);
+    d->kv_writes++;
     int code = d->lib->copy(page_at(d, dst_page), page_at(d, src_page), k->page_bytes, d->stream);
     if (code != 0) d->failed = code; /* the next submit says so */
 }
@@ -158,6 +159,7 @@ void cuda_page_read(struct device *d, const struct kv_kind *k, int32_t page, voi
 void cuda_page_write(struct device *d, const struct kv_kind *k, int32_t page, const void *src)
 {
     d->lib->device_use(d->ordinal);
+    d->kv_writes++;
     int code = d->lib->copy(page_at(d, page), src, k->page_bytes, d->stream);
     if (code == 0) code = d->lib->stream_wait(d->stream);
     if (code != 0) d->failed = code;

@@ -137,6 +137,26 @@ static void graph_free(void *graph)
     cudaGraphExecDestroy((cudaGraphExec_t)graph);
 }
 
+static int event_open(void **out)
+{
+    return (int)cudaEventCreateWithFlags((cudaEvent_t *)out, cudaEventDisableTiming);
+}
+
+static void event_close(void *event)
+{
+    cudaEventDestroy((cudaEvent_t)event);
+}
+
+static int event_record(void *event, void *stream)
+{
+    return (int)cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream);
+}
+
+static int event_wait(void *event)
+{
+    return (int)cudaEventSynchronize((cudaEvent_t)event);
+}
+
 static struct cuda_library table()
 {
     struct cuda_library t;
@@ -162,11 +182,16 @@ static struct cuda_library table()
     t.graph_end = graph_end;
     t.graph_run = graph_run;
     t.graph_free = graph_free;
+    t.event_open = event_open;
+    t.event_close = event_close;
+    t.event_record = event_record;
+    t.event_wait = event_wait;
     t.norm = cs_norm;
     t.glu = cs_glu;
     t.gate = cs_gate;
     t.rope = cs_rope;
     t.rope_attend = cs_rope_attend;
+    t.fetch = cs_fetch;
     t.gather_rows = cs_gather_rows;
     t.lora_apply = cs_lora_apply;
     t.linear_finish = cs_linear_finish;

@@ -12,7 +12,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/steps.h"
 
-#define CUDA_LIBRARY_ABI 4 /* a change of any line here, in steps.h or kernels.h */
+#define CUDA_LIBRARY_ABI 5 /* a change of any line here, in steps.h or kernels.h */
 
 struct cuda_device_info {
     char name[64];
@@ -46,12 +46,18 @@ struct cuda_library {
     int (*graph_end)(void *stream, void **graph);
     int (*graph_run)(void *graph, void *stream);
     void (*graph_free)(void *graph);
+    /* A place in the stream that can be waited for while more is queued behind it. */
+    int (*event_open)(void **out);
+    void (*event_close)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*event_wait)(void *event);
     /* steps.h */
     int (*norm)(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st);
     int (*glu)(const struct ck_ctx *c, const struct cs_glu *a, cudaStream_t st);
     int (*gate)(const struct ck_ctx *c, const struct cs_gate *a, cudaStream_t st);
     int (*rope)(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st);
     int (*rope_attend)(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st);
+    int (*fetch)(const struct ck_ctx *c, void *dst, const void *src, size_t bytes, cudaStream_t st);
     int (*gather_rows)(const struct ck_ctx *c, const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
                        cudaStream_t st);
     int (*lora_apply)(const struct ck_ctx *c, const struct cs_lora *a, cudaStream_t st);
@@ -69,8 +75,7 @@ struct cuda_library {
     int (*join_input)(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
     int (*trade)(const struct ck_ctx *c, const struct cs_trade *a, cudaStream_t st);
     size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);
-    int (*sample)(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
-                  struct cuda_draw_out *outs, void *scratch, cudaStream_t st);
+    int (*sample)(const struct ck_ctx *c, const struct cs_draws *a, cudaStream_t st);
     /* kernels.h */
     int (*ctx_init)(struct ck_ctx *c, int device);
     size_t (*work_bytes)(const struct ck_ctx *c, int m_max, int n_head, int d_max, int n_context);

@@ -281,6 +281,7 @@ static mb_status fill_batches(struct rank_plans *p, const struct row *rows, int3
         MB_TRY(ranks_check(p->group, r, failed, "a copy of pages", err));
         MB_TRY(ranks_check(p->group, r, d->lib->device_use(d->ordinal), "the card", err));
         MB_TRY(cuda_batch_fill(p->compiled[r], rows, n_rows, results, err));
+        MB_TRY(cuda_batch_send(p->compiled[r], err));
     }
     return MB_OK;
 }

@@ -265,8 +265,10 @@ static int run_sample(struct compiled *c, const struct plan_step *s)
 {
     const struct cuda_library *lib = c->dev->lib;
     const struct cuda_draw_job *jobs = c->batch.has_jobs ? batch_at(c, c->batch.at.jobs) : c->jobs_dev;
-    return lib->sample(&c->ctx, c->bufs[s->in], c->plan->n_vocab, c->ld[s->in], c->batch.n_draw_now, jobs, c->outs,
-                       c->sample_scratch, c->dev->stream); /* pinned memory: the device writes it where the host reads */
+    struct cs_draws a = { .logits = c->bufs[s->in], .n_vocab = c->plan->n_vocab, .n_draw = c->batch.n_draw_now, .ld = c->ld[s->in],
+                          .jobs = jobs, .outs = c->outs, .slot = batch_at(c, c->batch.at.slot), .slot_step = c->plan->n_draw_max,
+                          .ids = c->batch.has_jobs ? batch_at(c, c->batch.at.id) : NULL, .scratch = c->sample_scratch };
+    return lib->sample(&c->ctx, &a, c->dev->stream);
 }
 
 /* A linear, with the activation behind it when that is part of the launch. *n: steps covered. */
@@ -393,17 +395,31 @@ void cuda_graphs_free(struct compiled *c)
     c->graphs_of_pool = c->dev->kv_generation;
 }
 
+/* Its place. */
+static struct cuda_graph *graph_place(struct compiled *c, int32_t m, int32_t *n_split)
+{
+    int i = 0;
+    while (i < CUDA_SPLIT_STEPS && (1 << i) < *n_split) i++;
+    if (i == CUDA_SPLIT_STEPS) return NULL;
+    *n_split = 1 << i;
+    return &c->graphs[m][i];
+}
+
+struct cuda_graph *cuda_graph_at(struct compiled *c, int32_t m, int32_t *n_split)
+{
+    struct cuda_graph *g = c->use_graphs && m <= CUDA_SMALL ? graph_place(c, m, n_split) : NULL;
+    return g && g->graph ? g : NULL;
+}
+
 /* The graph of this batch's shape, counted; NULL: it runs step by step. */
 static struct cuda_graph *graph_of(struct compiled *c, int32_t *n_split)
 {
     const struct cuda_batch *b = &c->batch;
-    int i = 0;
-    if (!c->use_graphs || !b->plain || b->n_draw != b->m || b->m > CUDA_SMALL || b->m > c->plan->n_draw_max) return NULL;
+    if (!c->use_graphs || !b->has_jobs) return NULL;
     if (c->graphs_of_pool != c->dev->kv_generation) cuda_graphs_free(c);
-    while ((1 << i) < b->n_split) i++;
-    if (i >= CUDA_SPLIT_STEPS) return NULL;
-    *n_split = 1 << i;
-    struct cuda_graph *g = &c->graphs[b->m][i];
+    *n_split = b->n_split;
+    struct cuda_graph *g = graph_place(c, b->m, n_split);
+    if (!g) return NULL;
     if (g->uses < 2) g->uses++;
     return g->uses < 2 ? NULL : g;
 }
@@ -425,8 +441,8 @@ static void capture(struct compiled *c, struct cuda_graph *g)
     c->use_graphs = false;
 }
 
-/* The whole of a small batch; false in *done: it was not one. */
-static mb_status run_as_graph(struct compiled *c, bool *done, mb_error *err)
+/* The whole of a small batch; false in *done: it was not one. runs: it was launched ahead. */
+static mb_status run_as_graph(struct compiled *c, bool runs, bool *done, mb_error *err)
 {
     int32_t n_split = 0;
     struct cuda_graph *g = graph_of(c, &n_split);
@@ -436,9 +452,12 @@ static mb_status run_as_graph(struct compiled *c, bool *done, mb_error *err)
     c->batch.n_split = n_split;
     if (!g->graph) capture(c, g);
     if (!c->use_graphs) return MB_OK;
-    MB_TRY(cuda_send_jobs(c, err));
-    MB_TRY(cuda_check(c->dev, c->dev->lib->graph_run(g->graph, c->dev->stream), "a captured step", err));
+    if (!runs) {
+        MB_TRY(cuda_ahead_send(c, err));
+        MB_TRY(cuda_check(c->dev, c->dev->lib->graph_run(g->graph, c->dev->stream), "a captured step", err));
+    }
     *done = true;
+    MB_TRY(cuda_ahead_launch(c, g, err));
     return finish_block(c, err);
 }
 
@@ -446,9 +465,10 @@ static mb_status run_as_graph(struct compiled *c, bool *done, mb_error *err)
 
 static mb_status run_all(struct compiled *c, int32_t first, int32_t last, mb_error *err)
 {
-    bool done = false;
-    if (first == 0 && last == c->plan->n_steps) MB_TRY(run_as_graph(c, &done, err));
+    bool done = false, whole = first == 0 && last == c->plan->n_steps, runs = cuda_ahead_take(c, whole);
+    if (whole) MB_TRY(run_as_graph(c, runs, &done, err));
     if (done) return MB_OK;
+    MB_TRY(cuda_batch_send(c, err));
     int32_t i_draws = c->i_draws < last ? c->i_draws : last;
     c->batch.n_draw_now = 0;
     if (first < i_draws) MB_TRY(cuda_run_steps(c, first, i_draws, err));
@@ -469,7 +489,9 @@ mb_status cuda_run_range(struct compiled *c, const struct row *rows, int32_t n_r
     MB_TRY(cuda_check(c->dev, c->dev->lib->device_use(c->dev->ordinal), "the card", err));
     MB_TRY(cuda_batch_fill(c, rows, n_rows, results, err));
     MB_TRY(run_all(c, first, last, err));
-    c->stats.step_ns = (uint64_t)(clock_now_ns() - t0);
+    c->ahead.done_ns = clock_now_ns();
+    c->stats.step_ns = (uint64_t)(c->ahead.done_ns - t0);
+    c->stats.ahead = c->ahead.taken;
     return MB_OK;
 }
 

@@ -102,7 +102,10 @@ mb_status cuda_draws_finish(struct compiled *c, const float *logits, size_t ld, 
 {
     const struct cuda_batch *b = &c->batch;
     const struct cuda_library *lib = c->dev->lib;
-    MB_TRY(cuda_check(c->dev, lib->stream_wait(c->dev->stream), "the step", err)); /* now outs has come */
+    const struct cuda_draw_out *outs = c->outs + (size_t)c->slot * (size_t)c->plan->n_draw_max;
+    MB_TRY(cuda_ahead_wait(c, err)); /* now outs has come */
+    for (int32_t i = 0; i < b->n_draw_now && c->ahead.live; i++)
+        if (outs[i].state == CUDA_DRAW_HOST) MB_TRY(cuda_ahead_undo(c, err)); /* its logits are wanted after all */
     bool copies = false;
     c->n_host_draw = 0;
     for (int32_t i = 0; i < b->n_draw_now; i++) {
@@ -111,7 +114,7 @@ mb_status cuda_draws_finish(struct compiled *c, const float *logits, size_t ld, 
         if (d->logits_out)
             MB_TRY(cuda_check(c->dev, lib->copy(d->logits_out, logits + (size_t)i * ld, (size_t)c->plan->n_vocab * sizeof(float),
                                                 c->dev->stream), "logits to the host", err));
-        if (!c->jobs[i].on_host && take_drawn(&c->outs[i], d->out)) continue;
+        if (!c->jobs[i].on_host && take_drawn(&outs[i], d->out)) continue;
         c->host_draw[c->n_host_draw++] = b->draw0 + i;
         if (c->n_host_draw == CUDA_HOST_DRAWS) MB_TRY(draw_listed(c, logits, ld, err));
     }

@@ -83,6 +83,10 @@ int cs_rope(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st);
  * its own (unit i of a->small_units is token i): one launch where there is a form for it (which leaves r->out alone), two elsewhere. The same bits. */
 int cs_rope_attend(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st);
 
+/* Copies bytes, rounded up to 16, from pinned memory of the host without the copy engine, which a short step waits for; both sides
+ * begin at a multiple of 16. */
+int cs_fetch(const struct ck_ctx *c, void *dst, const void *src, size_t bytes, cudaStream_t st);
+
 /* out[i] = in[rows[i]] */
 int cs_gather_rows(const struct ck_ctx *c, const float *in, int64_t ld_in, const int32_t *rows, int32_t n, int32_t width, float *out, int64_t ld_out,
                    cudaStream_t st);
@@ -216,8 +220,18 @@ struct cuda_draw_out {
     int32_t state;
 };
 size_t cs_sample_scratch_bytes(int32_t n_vocab, int32_t n_draw);
-int cs_sample(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
-              struct cuda_draw_out *outs, void *scratch, cudaStream_t st);
+struct cs_draws {
+    const float *logits;        /* [n_draw][ld] */
+    int32_t n_vocab, n_draw;
+    int64_t ld;
+    const struct cuda_draw_job *jobs; /* [n_draw] */
+    struct cuda_draw_out *outs; /* [n_draw], pinned memory of the host: the device writes it where the host reads; from *slot * slot_step on */
+    const int32_t *slot;        /* NULL: 0 */
+    int32_t slot_step;
+    int32_t *ids;               /* [n_draw] the drawn ids once more, for a step that begins before the host knows them; NULL = none */
+    void *scratch;              /* cs_sample_scratch_bytes */
+};
+int cs_sample(const struct ck_ctx *c, const struct cs_draws *a, cudaStream_t st);
 
 #ifdef __cplusplus
 }

@@ -146,6 +146,20 @@ extern "C" int cs_gather_rows(const struct ck_ctx *c, const float *in, int64_t l
     return ck_launch(c, gather_rows_kernel, dim3(column_blocks(width, NULL), (unsigned)n), COLUMNS, 0, st, in, ld_in, rows, width, out, ld_out);
 }
 
+static __global__ void fetch_kernel(uint4 *dst, const uint4 *src, int n)
+{
+    ck_pdl_launch();
+    ck_pdl_wait();
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) dst[i] = __ldcv(src + i);
+}
+
+extern "C" int cs_fetch(const struct ck_ctx *c, void *dst, const void *src, size_t bytes, cudaStream_t st)
+{
+    const int n = (int)((bytes + 15) / 16);
+    return n == 0 ? 0 : ck_launch(c, fetch_kernel, dim3((unsigned)(n + 127) / 128), 128, 0, st, (uint4 *)dst, (const uint4 *)src, n);
+}
+
 static __global__ void finish_kernel(const float *y, int64_t ld_y, int64_t n, float scale, float softcap, float *out, int64_t ld_out, int add)
 {
     ck_pdl_launch();

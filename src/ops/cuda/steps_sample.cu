@@ -149,17 +149,16 @@ static __global__ void block_draw(const float *x, int32_t n, size_t ld, const cu
     }
 }
 
-static __global__ void finish(const float *x, size_t ld, const cuda_draw_job *jobs, const block_stat *stats, int n_blocks,
-                       cuda_draw_out *outs)
+static __global__ void finish(const __grid_constant__ struct cs_draws a, size_t ld, const block_stat *stats, int n_blocks)
 {
     ck_pdl_launch();
     ck_pdl_wait();
     __shared__ best red[THREADS];
     __shared__ float maxima[THREADS];
     extern __shared__ float sums[];
-    const cuda_draw_job &j = jobs[blockIdx.x];
+    const cuda_draw_job &j = a.jobs[blockIdx.x];
     if (j.on_host) return;
-    const float *row = x + (size_t)blockIdx.x * ld;
+    const float *row = a.logits + (size_t)blockIdx.x * ld;
     const block_stat *mine = stats + (size_t)blockIdx.x * n_blocks;
     cuda_draw_out out = { -1, -1, 0.0f, 0.0f, CUDA_DRAW_OK };
     float max = row_max(mine, n_blocks, maxima);
@@ -189,7 +188,8 @@ static __global__ void finish(const float *x, size_t ld, const cuda_draw_job *jo
             out.logprob = row[out.id] - lse;
         }
     }
-    outs[blockIdx.x] = out;
+    a.outs[(a.slot ? *a.slot * a.slot_step : 0) + (int)blockIdx.x] = out;
+    if (a.ids) a.ids[blockIdx.x] = out.id;
 }
 
 extern "C" size_t cs_sample_scratch_bytes(int32_t n_vocab, int32_t n_draw)
@@ -197,13 +197,13 @@ extern "C" size_t cs_sample_scratch_bytes(int32_t n_vocab, int32_t n_draw)
     return (size_t)n_draw * (size_t)((n_vocab + BLOCK_IDS - 1) / BLOCK_IDS) * sizeof(block_stat);
 }
 
-extern "C" int cs_sample(const struct ck_ctx *c, const float *logits, int32_t n_vocab, int64_t ld, int32_t n_draw, const struct cuda_draw_job *jobs,
-                         struct cuda_draw_out *outs, void *scratch, cudaStream_t st)
+extern "C" int cs_sample(const struct ck_ctx *c, const struct cs_draws *a, cudaStream_t st)
 {
-    int n_blocks = (n_vocab + BLOCK_IDS - 1) / BLOCK_IDS;
-    block_stat *stats = (block_stat *)scratch;
-    dim3 grid((unsigned)n_blocks, (unsigned)n_draw);
-    int e = ck_launch(c, block_stats, grid, THREADS, 0, st, logits, n_vocab, (size_t)ld, jobs, stats);
-    if (e == 0) e = ck_launch(c, block_draw, grid, THREADS, 0, st, logits, n_vocab, (size_t)ld, jobs, stats);
-    return e != 0 ? e : ck_launch(c, finish, dim3((unsigned)n_draw), THREADS, (size_t)n_blocks * sizeof(float), st, logits, (size_t)ld, jobs, stats, n_blocks, outs);
+    int n_blocks = (a->n_vocab + BLOCK_IDS - 1) / BLOCK_IDS;
+    size_t ld = (size_t)a->ld;
+    block_stat *stats = (block_stat *)a->scratch;
+    dim3 grid((unsigned)n_blocks, (unsigned)a->n_draw);
+    int e = ck_launch(c, block_stats, grid, THREADS, 0, st, a->logits, a->n_vocab, ld, a->jobs, stats);
+    if (e == 0) e = ck_launch(c, block_draw, grid, THREADS, 0, st, a->logits, a->n_vocab, ld, a->jobs, stats);
+    return e != 0 ? e : ck_launch(c, finish, dim3((unsigned)a->n_draw), THREADS, (size_t)n_blocks * sizeof(float), st, *a, ld, stats, n_blocks);
 }
