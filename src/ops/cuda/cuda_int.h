@@ -263,6 +263,8 @@ void cuda_job_fill(const struct sample_pos *pos, int32_t n_vocab, struct cuda_dr
 mb_status cuda_draws_finish(struct compiled *c, const float *logits, size_t ld, mb_error *err);
 /* run.c, for whoever drives several compiled plans side by side (ranks_run.c): steps [first, last) as launches; the block of draws
  * that begins at draw0; its jobs to the device; outputs of the final norm that rows asked for. */
+/* What the norm at s reads and writes. */
+struct cs_norm cuda_norm_args(struct compiled *c, const struct plan_step *s);
 mb_status cuda_run_steps(struct compiled *c, int32_t first, int32_t last, mb_error *err);
 void cuda_open_block(struct compiled *c, int32_t draw0);
 mb_status cuda_send_jobs(struct compiled *c, mb_error *err);

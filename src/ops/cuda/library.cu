@@ -204,6 +204,8 @@ static struct cuda_library table()
     t.join = cs_join;
     t.join_input = cs_join_input;
     t.trade = cs_trade;
+    t.trade_norm = cs_trade_norm;
+    t.trade_end = cs_trade_end;
     t.sample_scratch_bytes = cs_sample_scratch_bytes;
     t.sample = cs_sample;
     t.ctx_init = ck_ctx_init;

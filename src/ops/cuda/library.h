@@ -74,6 +74,8 @@ struct cuda_library {
     int (*join)(const struct ck_ctx *c, const struct cs_join *a, cudaStream_t st);
     int (*join_input)(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
     int (*trade)(const struct ck_ctx *c, const struct cs_trade *a, cudaStream_t st);
+    int (*trade_norm)(const struct ck_ctx *c, const struct cs_trade *a, const struct cs_norm *n, cudaStream_t st);
+    int (*trade_end)(const struct ck_ctx *c, void *inbox, int32_t n, cudaStream_t st);
     size_t (*sample_scratch_bytes)(int32_t n_vocab, int32_t n_draw);
     int (*sample)(const struct ck_ctx *c, const struct cs_draws *a, cudaStream_t st);
     /* kernels.h */

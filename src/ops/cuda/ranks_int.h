@@ -40,6 +40,7 @@ struct comm {
     struct rank_group *group;
     volatile uint32_t *given_up; /* peer: pinned; not 0 = ranks stop waiting for each other */
     void *inbox[OPS_RANKS_MAX]; /* peer: where others push what few tokens have (ranks_trade.c) */
+    int32_t n_traded;           /* pushes enqueued since the numbers of all inboxes moved on */
     bool no_trade;              /* nobody pushes: for comparison (bench/cuda_ranks.c) */
 };
 extern const struct comm_ops comm_loopback, comm_peer, comm_nccl;
@@ -135,7 +136,12 @@ void ranks_trade_close(struct comm *c);
 /* Can join j of m rows be one? */
 bool ranks_trade_takes(const struct rank_plans *p, const struct rank_join *j, int32_t m);
 /* part[r]: what rank r has; NULL: nothing. */
-mb_status ranks_trade(const struct rank_plans *p, const struct rank_join *j, int32_t m, void *const *part, mb_error *err);
+mb_status ranks_trade(struct rank_plans *p, const struct rank_join *j, int32_t m, void *const *part, mb_error *err);
+/* Can the norm at step i_step of the model's plan, behind join j, be part of the push? Then ranks_trade_norm is both. */
+bool ranks_trade_takes_norm(const struct rank_plans *p, const struct rank_join *j, int32_t m, int32_t i_step);
+mb_status ranks_trade_norm(struct rank_plans *p, const struct rank_join *j, int32_t m, void *const *part, mb_error *err);
+/* Behind the last push of what is enqueued together, or of a graph. */
+mb_status ranks_trade_end(struct rank_plans *p, mb_error *err);
 
 /* ranks_device.c */
 static inline struct rank_group *ranks_group(struct device *d) { return (struct rank_group *)(void *)d; }

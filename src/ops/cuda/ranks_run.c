@@ -65,7 +65,8 @@ static int join_inputs(const struct rank_plans *p, const struct rank_join *j, in
     return c->dev->lib->join_input(&c->ctx, &a, c->dev->stream);
 }
 
-static mb_status run_join(struct rank_plans *p, const struct rank_join *j, mb_error *err)
+/* Join j. norm: the step behind it, of the model's plan, when that may be part of the join; -1: it may not. *covers: it was. */
+static mb_status run_join(struct rank_plans *p, const struct rank_join *j, int32_t norm, bool *covers, mb_error *err)
 {
     struct rank_group *g = p->group;
     void *part[OPS_RANKS_MAX], *from[OPS_RANKS_MAX][OPS_RANKS_MAX];
@@ -75,7 +76,11 @@ static mb_status run_join(struct rank_plans *p, const struct rank_join *j, mb_er
         part[r] = part_at(p, j, r);
         bytes[r] = part_bytes(p, j, r, m);
     }
-    if (ranks_trade_takes(p, j, m)) return ranks_trade(p, j, m, part, err);
+    *covers = false;
+    if (ranks_trade_takes(p, j, m)) {
+        *covers = norm >= 0 && ranks_trade_takes_norm(p, j, m, norm);
+        return *covers ? ranks_trade_norm(p, j, m, part, err) : ranks_trade(p, j, m, part, err);
+    }
     MB_TRY(ranks_check(g, -1, g->comm.ops->spread(&g->comm, part, bytes, p->stage, from), "an exchange", err));
     for (int r = 0; r < (j->first_only ? 1 : g->n); r++) {
         lib_of(p)->device_use(g->rank[r]->ordinal);
@@ -111,16 +116,20 @@ static mb_status run_until(struct rank_plans *p, int32_t *at, const int32_t *to,
 static mb_status run_steps(struct rank_plans *p, int32_t first, int32_t last, mb_error *err)
 {
     int32_t at[OPS_RANKS_MAX], to[OPS_RANKS_MAX];
+    p->group->comm.n_traded = 0; /* a recording that failed has left some, which never ran */
     for (int r = 0; r < p->group->n; r++) at[r] = p->rank[r].step_of[first];
     for (int32_t i = 0; i < p->n_joins; i++) {
         const struct rank_join *j = &p->joins[i];
         if (j->i_step < first || j->i_step >= last) continue;
         for (int r = 0; r < p->group->n; r++) to[r] = j->part[r].at;
         MB_TRY(run_until(p, at, to, err));
-        MB_TRY(run_join(p, j, err));
+        bool covers = false, last_here = i + 1 == p->n_joins || p->joins[i + 1].i_step != j->i_step;
+        MB_TRY(run_join(p, j, last_here && j->i_step + 1 < last ? j->i_step + 1 : -1, &covers, err));
+        for (int r = 0; covers && r < p->group->n; r++) at[r]++;
     }
     for (int r = 0; r < p->group->n; r++) to[r] = p->rank[r].step_of[last];
-    return run_until(p, at, to, err);
+    MB_TRY(run_until(p, at, to, err));
+    return ranks_trade_end(p, err);
 }
 
 static mb_status send_jobs(struct rank_plans *p, mb_error *err)
@@ -329,8 +338,10 @@ mb_status ranks_collect(struct compiled *c, mb_error *err)
 
 static mb_status run_joins(struct rank_plans *p, mb_error *err)
 {
-    for (int32_t i = 0; i < p->n_joins; i++) MB_TRY(run_join(p, &p->joins[i], err));
-    return MB_OK;
+    bool covers = false;
+    p->group->comm.n_traded = 0;
+    for (int32_t i = 0; i < p->n_joins; i++) MB_TRY(run_join(p, &p->joins[i], -1, &covers, err));
+    return ranks_trade_end(p, err);
 }
 
 static mb_status record_joins(struct rank_plans *p, struct rank_graph *g, mb_error *err)

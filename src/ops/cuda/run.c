@@ -65,7 +65,7 @@ static int run_embed(struct compiled *c, const struct plan_step *s)
     return code;
 }
 
-static int run_norm(struct compiled *c, const struct plan_step *s)
+struct cs_norm cuda_norm_args(struct compiled *c, const struct plan_step *s)
 {
     buf_id copy = copy_of(c, s->outs[0]);
     struct cs_norm a = { .in = c->bufs[s->in], .ld_in = c->ld[s->in], .m = cuda_rows_of(c, s->in), .width = c->plan->bufs[s->in].width,
@@ -84,6 +84,12 @@ static int run_norm(struct compiled *c, const struct plan_step *s)
         a.copy = c->bufs[copy];
         a.ld_copy = c->ld[copy];
     }
+    return a;
+}
+
+static int run_norm(struct compiled *c, const struct plan_step *s)
+{
+    struct cs_norm a = cuda_norm_args(c, s);
     return c->dev->lib->norm(&c->ctx, &a, c->dev->stream);
 }
 

@@ -190,6 +190,7 @@ int cs_join_input(const struct ck_ctx *c, const struct cs_join_input *a, cudaStr
  * write over what has not been read. Units of 8 bytes: 2 floats, 4 values of an input. Ranks call it the same number of times. */
 struct cs_trade {
     int32_t rank, n, m, add;
+    int32_t index;                  /* exchanges since the last cs_trade_end: part of the number */
     const void *part;               /* this rank's, [m][ld_part] */
     void *out;                      /* [m][ld_out] */
     int64_t ld_part, ld_out;
@@ -201,6 +202,12 @@ struct cs_trade {
 };
 #define CS_TRADE_HEAD 64
 int cs_trade(const struct ck_ctx *c, const struct cs_trade *a, cudaStream_t st);
+/* An exchange of floats and the norm of what comes of it (n->in is a->out; only n->x is written), in one launch: the bits of cs_trade, then
+ * cs_norm. For rows of up to CS_TRADE_NORM_MAX. All ranks call it for the same exchange. */
+#define CS_TRADE_NORM_MAX 16384
+int cs_trade_norm(const struct ck_ctx *c, const struct cs_trade *a, const struct cs_norm *n, cudaStream_t st);
+/* Behind `n` exchanges, on every rank: the next one's index is 0 again. */
+int cs_trade_end(const struct ck_ctx *c, void *inbox, int32_t n, cudaStream_t st);
 
 /* --- draws --- */
 

@@ -137,16 +137,21 @@ static __device__ __forceinline__ void trade_store(const struct cs_trade &a, int
     *to = v;
 }
 
+/* The number of an exchange: never 0, as empty memory has it; its lowest bit says which half of the inboxes it takes. Behind the wait for
+ * the kernel before, which may have changed it. */
+static __device__ __forceinline__ uint32_t trade_round(const struct cs_trade &a)
+{
+    return (*(const volatile uint32_t *)a.inbox[a.rank] + (uint32_t)a.index) | 0x80000000u;
+}
+
 /* Two halves of an inbox take turns: whoever writes one again has had an answer to the other, sent after this one was read.
- * inbox: [0] exchanges so far, [1] blocks that have ended. */
+ * inbox: [0] exchanges up to the last cs_trade_end. */
 static __global__ void trade_kernel(const __grid_constant__ struct cs_trade a)
 {
     ck_pdl_launch();
     ck_pdl_wait();
-    volatile uint32_t *head = (volatile uint32_t *)a.inbox[a.rank];
-    uint32_t round = head[0] + 1;
+    const uint32_t round = trade_round(a);
     int row = (int)blockIdx.y, i = (int)(blockIdx.x * COLUMNS + threadIdx.x);
-    if (round == 0) round = 2; /* as empty memory has it; as even */
     const int64_t slot = (int64_t)(round & 1) * a.n * a.room;
     if (i < a.units[a.rank]) {
         uint2 v = __ldcg((const uint2 *)a.part + (int64_t)row * a.ld_part + i);
@@ -160,11 +165,6 @@ static __global__ void trade_kernel(const __grid_constant__ struct cs_trade a)
     for (int q = 0; q < a.n; q++)
         if (q != a.rank && i < a.units[q])
             trade_store(a, row, a.first[q] + i, trade_take(mine + (int64_t)q * a.room + row * a.units[q] + i, round, a.given_up));
-    __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd((uint32_t *)&head[1], 1u) == gridDim.x * gridDim.y - 1) {
-        head[1] = 0;
-        head[0] = round;
-    }
 }
 
 extern "C" int cs_trade(const struct ck_ctx *c, const struct cs_trade *a, cudaStream_t st)
@@ -174,4 +174,114 @@ extern "C" int cs_trade(const struct ck_ctx *c, const struct cs_trade *a, cudaSt
         if (a->units[r] > most) most = a->units[r];
     if (a->m <= 0 || most == 0) return 0;
     return ck_launch(c, trade_kernel, dim3((unsigned)((most + COLUMNS - 1) / COLUMNS), (unsigned)a->m), COLUMNS, 0, st, *a);
+}
+
+static __global__ void trade_end_kernel(volatile uint32_t *head, uint32_t n)
+{
+    ck_pdl_launch();
+    ck_pdl_wait();
+    *head = *head + n;
+}
+
+extern "C" int cs_trade_end(const struct ck_ctx *c, void *inbox, int32_t n, cudaStream_t st)
+{
+    return ck_launch(c, trade_end_kernel, dim3(1), 1, 0, st, (volatile uint32_t *)inbox, (uint32_t)n);
+}
+
+/* --- an exchange and the norm behind it --- */
+
+/* A block is a row; thread i has values i, i + its threads, ... as norm_kernel (steps_rows.cu) has them, and takes each of them from where
+ * it comes: packets of 4 bytes and the number. Operations and order are those of trade_kernel and norm_kernel. */
+template <int KEEP> static __global__ void __launch_bounds__(512) trade_norm_kernel(const __grid_constant__ struct cs_trade a, const __grid_constant__ struct cs_norm n,
+                                                                                    const __grid_constant__ struct ck_x x)
+{
+    __shared__ float warps[16];
+    const int row = (int)blockIdx.x, tid = (int)threadIdx.x, by = (int)blockDim.x, width = n.width;
+    float weight[KEEP], old[KEEP], v[KEEP];
+    ck_pdl_launch();
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) weight[j] = n.weight && tid + j * by < width ? n.weight[tid + j * by] : 1.0f;
+    ck_pdl_wait();
+    const uint32_t round = trade_round(a);
+    const int64_t slot = (int64_t)(round & 1) * a.n * a.room * 2; /* packets of 8 bytes */
+    const int first = a.first[a.rank] * 2, end = first + a.units[a.rank] * 2;
+    float *out = (float *)a.out + row * a.ld_out * 2;
+    const float *part = (const float *)a.part + row * a.ld_part * 2 - first;
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) {
+        const int i = tid + j * by;
+        v[j] = i >= first && i < end ? __ldcg(part + i) : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) old[j] = a.add && tid + j * by < width ? out[tid + j * by] : 0.0f;
+    for (int q = 0; q < a.n; q++) {
+        if (q == a.rank) continue;
+        uint2 *to = (uint2 *)((char *)a.inbox[q] + CS_TRADE_HEAD) + slot + (int64_t)a.rank * a.room * 2 + (int64_t)row * (end - first) - first;
+#pragma unroll
+        for (int j = 0; j < KEEP; j++) {
+            const int i = tid + j * by;
+            if (i >= first && i < end) asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to + i), "r"(__float_as_uint(v[j])), "r"(round) : "memory");
+        }
+    }
+    for (int q = 0; q < a.n; q++) {
+        if (q == a.rank) continue;
+        const int from = a.first[q] * 2, to = from + a.units[q] * 2;
+        const uint2 *in = (const uint2 *)((const char *)a.inbox[a.rank] + CS_TRADE_HEAD) + slot + (int64_t)q * a.room * 2 + (int64_t)row * (to - from) - from;
+        for (uint32_t turn = 1;; turn++) {
+            bool all = true;
+            uint2 got[KEEP];
+#pragma unroll
+            for (int j = 0; j < KEEP; j++) {
+                const int i = tid + j * by;
+                if (i >= from && i < to) asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(got[j].x), "=r"(got[j].y) : "l"(in + i) : "memory");
+            }
+#pragma unroll
+            for (int j = 0; j < KEEP; j++) {
+                const int i = tid + j * by;
+                if (i < from || i >= to) continue;
+                v[j] = __uint_as_float(got[j].x);
+                all = all && got[j].y == round;
+            }
+            if (all || (turn % 1024 == 0 && *a.given_up != 0)) break;
+        }
+    }
+    float ss = 0.0f, r = 1.0f;
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) {
+        if (a.add) v[j] = __fadd_rn(old[j], v[j]);
+        if (tid + j * by >= width) v[j] = 0.0f;
+        ss = __fmaf_rn(v[j], v[j], ss);
+    }
+    for (int step = 16; step > 0; step /= 2) ss = ss + __shfl_xor_sync(0xffffffffu, ss, step);
+    if (tid % 32 == 0) warps[tid / 32] = ss;
+    __syncthreads();
+    if (!n.identity) {
+        float sum = 0.0f;
+        for (int w = 0; w < by / 32; w++) sum = sum + warps[w];
+        r = 1.0f / sqrtf(sum * (1.0f / (float)width) + n.eps);
+    }
+    const float inv_mul = 1.0f / x.mul;
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) {
+        const int i = tid + j * by;
+        if (i >= width) continue;
+        float y = v[j];
+        if (!n.identity) {
+            y = y * r;
+            if (n.weight) y = y * weight[j];
+        }
+        ((__half *)x.v)[ck_x_off(CK_X_ROWS, x.k_pad, row, i)] = __float2half_rn(y * inv_mul);
+        out[i] = v[j];
+    }
+    for (int i = width + tid; i < x.k_pad; i += by) ((__half *)x.v)[ck_x_off(CK_X_ROWS, x.k_pad, row, i)] = __float2half_rn(0.0f);
+}
+
+extern "C" int cs_trade_norm(const struct ck_ctx *c, const struct cs_trade *a, const struct cs_norm *n, cudaStream_t st)
+{
+    const int by = n->width >= 1024 ? 512 : 128, keep = (n->width + by - 1) / by;
+    if (a->m <= 0 || keep > 32 || n->n_pieces > 1 || !n->x || n->x->layout != CK_X_ROWS || n->out || n->copy || n->add_to) return (int)cudaErrorInvalidValue;
+    const dim3 grid((unsigned)a->m);
+    return keep <= 8    ? ck_launch(c, trade_norm_kernel<8>, grid, by, 0, st, *a, *n, *n->x)
+           : keep <= 16 ? ck_launch(c, trade_norm_kernel<16>, grid, by, 0, st, *a, *n, *n->x)
+                        : ck_launch(c, trade_norm_kernel<32>, grid, by, 0, st, *a, *n, *n->x);
 }
