@@ -225,6 +225,34 @@ static void test_pushes_need_a_part_of_every_rank(void **state)
     }
 }
 
+/* A norm is part of the push that its input comes by where it is the whole of what comes next: then every rank's next step is that norm. */
+static void test_a_push_covers_the_norm_behind_it(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        int32_t n_covered = 0;
+        mb_error err = { 0 };
+        struct bare *b = bare_open(FAMILIES[i], 2);
+        struct cuda_library lib = { .x_layout_for = inputs_in_rows };
+        if (ranks_split(&b->all, &err) != MB_OK) fail_msg("%s: %s", FAMILIES[i], err.text);
+        b->ranks[0].lib = &lib;
+        for (int32_t k = 0; k < b->all.n_joins; k++) {
+            const struct rank_join *j = &b->all.joins[k];
+            if (j->i_step + 1 >= b->plan.n_steps || !ranks_trade_takes_norm(&b->all, j, 1, j->i_step + 1)) continue;
+            n_covered++;
+            assert_false(j->is_input);
+            for (int r = 0; r < 2; r++) {
+                const struct plan_step *s = &b->all.rank[r].plan.steps[j->part[r].at];
+                if (s->op != STEP_NORM || s->in != j->full || s->post_add) fail_msg("%s: join %d covers another step than its norm", FAMILIES[i], (int)k);
+                assert_int_equal(j->part[r].at, b->all.rank[r].step_of[j->i_step + 1]);
+            }
+        }
+        if (strcmp(FAMILIES[i], "llama") == 0) assert_true(n_covered >= 2 * b->plan.n_layer - 1);
+        if (strcmp(FAMILIES[i], "gemma2") == 0) assert_int_equal(n_covered, 0); /* norms behind O and down are added to the residual */
+        bare_close(b);
+    }
+}
+
 /* Without NCCL the text says what it is and where to get it. */
 static void test_no_nccl_is_told_with_a_remedy(void **state)
 {
@@ -456,7 +484,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names_of_ranks),           cmocka_unit_test(test_shares_cover_all_rows),
         cmocka_unit_test(test_plans_have_every_column_once), cmocka_unit_test(test_what_cannot_be_split_is_named),
-        cmocka_unit_test(test_pushes_need_a_part_of_every_rank), cmocka_unit_test(test_ranks_without_a_head_change_no_bit),
+        cmocka_unit_test(test_pushes_need_a_part_of_every_rank), cmocka_unit_test(test_a_push_covers_the_norm_behind_it), cmocka_unit_test(test_ranks_without_a_head_change_no_bit),
         cmocka_unit_test(test_no_nccl_is_told_with_a_remedy), cmocka_unit_test(test_ranks_change_no_bit),
         cmocka_unit_test(test_ranks_and_widths_change_no_bit), cmocka_unit_test(test_refused_at_load),
     };

@@ -190,62 +190,95 @@ extern "C" int cs_trade_end(const struct ck_ctx *c, void *inbox, int32_t n, cuda
 
 /* --- an exchange and the norm behind it --- */
 
-/* A block is a row; thread i has values i, i + its threads, ... as norm_kernel (steps_rows.cu) has them, and takes each of them from where
- * it comes: packets of 4 bytes and the number. Operations and order are those of trade_kernel and norm_kernel. */
-template <int KEEP> static __global__ void __launch_bounds__(512) trade_norm_kernel(const __grid_constant__ struct cs_trade a, const __grid_constant__ struct cs_norm n,
-                                                                                    const __grid_constant__ struct ck_x x)
+template <int SPREAD> static __device__ __forceinline__ void row_meet(void)
 {
-    __shared__ float warps[16];
-    const int row = (int)blockIdx.x, tid = (int)threadIdx.x, by = (int)blockDim.x, width = n.width;
-    float weight[KEEP], old[KEEP], v[KEEP];
-    ck_pdl_launch();
-#pragma unroll
-    for (int j = 0; j < KEEP; j++) weight[j] = n.weight && tid + j * by < width ? n.weight[tid + j * by] : 1.0f;
-    ck_pdl_wait();
-    const uint32_t round = trade_round(a);
-    const int64_t slot = (int64_t)(round & 1) * a.n * a.room * 2; /* packets of 8 bytes */
-    const int first = a.first[a.rank] * 2, end = first + a.units[a.rank] * 2;
-    float *out = (float *)a.out + row * a.ld_out * 2;
-    const float *part = (const float *)a.part + row * a.ld_part * 2 - first;
-#pragma unroll
-    for (int j = 0; j < KEEP; j++) {
-        const int i = tid + j * by;
-        v[j] = i >= first && i < end ? __ldcg(part + i) : 0.0f;
+#if __CUDA_ARCH__ >= 900
+    if (SPREAD > 1) {
+        ck_cluster_meet();
+        return;
     }
-#pragma unroll
-    for (int j = 0; j < KEEP; j++) old[j] = a.add && tid + j * by < width ? out[tid + j * by] : 0.0f;
+#endif
+    __syncthreads();
+}
+/* To this place in every block of the row. */
+template <int SPREAD> static __device__ __forceinline__ void row_put(float *at, float v)
+{
+#if __CUDA_ARCH__ >= 900
+    for (int b = 0; SPREAD > 1 && b < SPREAD; b++) *(float *)ck_cluster_at(at, b) = v;
+#endif
+    if (SPREAD == 1) *at = v;
+}
+
+/* Packets of 4 bytes and the number: values i, i + by, ... of this rank's part of a row to the others. */
+template <int KEEP> static __device__ __forceinline__ void row_push(const struct cs_trade &a, int row, int tid, int by, uint32_t round, const float *v)
+{
+    const int first = a.first[a.rank] * 2, end = first + a.units[a.rank] * 2;
+    const int64_t at = ((int64_t)(round & 1) * a.n + a.rank) * a.room * 2 + (int64_t)row * (end - first) - first;
     for (int q = 0; q < a.n; q++) {
+        uint2 *to = (uint2 *)((char *)a.inbox[q] + CS_TRADE_HEAD) + at;
         if (q == a.rank) continue;
-        uint2 *to = (uint2 *)((char *)a.inbox[q] + CS_TRADE_HEAD) + slot + (int64_t)a.rank * a.room * 2 + (int64_t)row * (end - first) - first;
 #pragma unroll
         for (int j = 0; j < KEEP; j++) {
             const int i = tid + j * by;
             if (i >= first && i < end) asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(to + i), "r"(__float_as_uint(v[j])), "r"(round) : "memory");
         }
     }
+}
+
+/* The others' parts, as they come; all loads are under way before the first is looked at. */
+template <int KEEP> static __device__ __forceinline__ void row_take(const struct cs_trade &a, int row, int tid, int by, uint32_t round, float *v)
+{
     for (int q = 0; q < a.n; q++) {
+        const int first = a.first[q] * 2, end = first + a.units[q] * 2;
+        const uint2 *from = (const uint2 *)((const char *)a.inbox[a.rank] + CS_TRADE_HEAD) + ((int64_t)(round & 1) * a.n + q) * a.room * 2 +
+                            (int64_t)row * (end - first) - first;
         if (q == a.rank) continue;
-        const int from = a.first[q] * 2, to = from + a.units[q] * 2;
-        const uint2 *in = (const uint2 *)((const char *)a.inbox[a.rank] + CS_TRADE_HEAD) + slot + (int64_t)q * a.room * 2 + (int64_t)row * (to - from) - from;
         for (uint32_t turn = 1;; turn++) {
             bool all = true;
             uint2 got[KEEP];
 #pragma unroll
             for (int j = 0; j < KEEP; j++) {
                 const int i = tid + j * by;
-                if (i >= from && i < to) asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(got[j].x), "=r"(got[j].y) : "l"(in + i) : "memory");
+                if (i >= first && i < end) asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(got[j].x), "=r"(got[j].y) : "l"(from + i) : "memory");
             }
 #pragma unroll
             for (int j = 0; j < KEEP; j++) {
                 const int i = tid + j * by;
-                if (i < from || i >= to) continue;
+                if (i < first || i >= end) continue;
                 v[j] = __uint_as_float(got[j].x);
                 all = all && got[j].y == round;
             }
             if (all || (turn % 1024 == 0 && *a.given_up != 0)) break;
         }
     }
-    float ss = 0.0f, r = 1.0f;
+}
+
+/* A cluster of SPREAD blocks is a row: of a block of 512 threads the registers alone would wait for a multiprocessor that has nothing else to
+ * do. Thread i of them all has values i, i + by, ... as norm_kernel (steps_rows.cu), and takes each from where it comes. Operations and order
+ * are those of trade_kernel and norm_kernel. */
+template <int KEEP, int SPREAD>
+static __global__ void __launch_bounds__(512 / SPREAD) trade_norm_kernel(const __grid_constant__ struct cs_trade a, const __grid_constant__ struct cs_norm n,
+                                                                         const __grid_constant__ struct ck_x x)
+{
+    __shared__ float warps[16];
+    const int row = (int)blockIdx.x / SPREAD, tid = (int)(blockIdx.x % SPREAD * blockDim.x + threadIdx.x), by = (int)blockDim.x * SPREAD, width = n.width;
+    float weight[KEEP], old[KEEP], v[KEEP], ss = 0.0f, r = 1.0f;
+    ck_pdl_launch();
+    row_meet<SPREAD>(); /* all are there: their shared memory can be written */
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) weight[j] = n.weight && tid + j * by < width ? n.weight[tid + j * by] : 1.0f;
+    ck_pdl_wait();
+    const uint32_t round = trade_round(a);
+    const int first = a.first[a.rank] * 2, end = first + a.units[a.rank] * 2;
+    const float *part = (const float *)a.part + row * a.ld_part * 2 - first, inv_mul = 1.0f / x.mul;
+    float *out = (float *)a.out + row * a.ld_out * 2;
+    __half *to = (__half *)x.v + ck_x_off(CK_X_ROWS, x.k_pad, row, 0);
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) v[j] = tid + j * by >= first && tid + j * by < end ? __ldcg(part + tid + j * by) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < KEEP; j++) old[j] = a.add && tid + j * by < width ? out[tid + j * by] : 0.0f;
+    row_push<KEEP>(a, row, tid, by, round, v);
+    row_take<KEEP>(a, row, tid, by, round, v);
 #pragma unroll
     for (int j = 0; j < KEEP; j++) {
         if (a.add) v[j] = __fadd_rn(old[j], v[j]);
@@ -253,35 +286,34 @@ template <int KEEP> static __global__ void __launch_bounds__(512) trade_norm_ker
         ss = __fmaf_rn(v[j], v[j], ss);
     }
     for (int step = 16; step > 0; step /= 2) ss = ss + __shfl_xor_sync(0xffffffffu, ss, step);
-    if (tid % 32 == 0) warps[tid / 32] = ss;
-    __syncthreads();
+    if (tid % 32 == 0) row_put<SPREAD>(&warps[tid / 32], ss);
+    row_meet<SPREAD>();
     if (!n.identity) {
         float sum = 0.0f;
         for (int w = 0; w < by / 32; w++) sum = sum + warps[w];
         r = 1.0f / sqrtf(sum * (1.0f / (float)width) + n.eps);
     }
-    const float inv_mul = 1.0f / x.mul;
 #pragma unroll
     for (int j = 0; j < KEEP; j++) {
-        const int i = tid + j * by;
-        if (i >= width) continue;
+        if (tid + j * by >= width) continue;
         float y = v[j];
         if (!n.identity) {
             y = y * r;
             if (n.weight) y = y * weight[j];
         }
-        ((__half *)x.v)[ck_x_off(CK_X_ROWS, x.k_pad, row, i)] = __float2half_rn(y * inv_mul);
-        out[i] = v[j];
+        to[tid + j * by] = __float2half_rn(y * inv_mul);
+        out[tid + j * by] = v[j];
     }
-    for (int i = width + tid; i < x.k_pad; i += by) ((__half *)x.v)[ck_x_off(CK_X_ROWS, x.k_pad, row, i)] = __float2half_rn(0.0f);
+    for (int i = width + tid; i < x.k_pad; i += by) to[i] = __float2half_rn(0.0f);
 }
 
 extern "C" int cs_trade_norm(const struct ck_ctx *c, const struct cs_trade *a, const struct cs_norm *n, cudaStream_t st)
 {
     const int by = n->width >= 1024 ? 512 : 128, keep = (n->width + by - 1) / by;
     if (a->m <= 0 || keep > 32 || n->n_pieces > 1 || !n->x || n->x->layout != CK_X_ROWS || n->out || n->copy || n->add_to) return (int)cudaErrorInvalidValue;
-    const dim3 grid((unsigned)a->m);
-    return keep <= 8    ? ck_launch(c, trade_norm_kernel<8>, grid, by, 0, st, *a, *n, *n->x)
-           : keep <= 16 ? ck_launch(c, trade_norm_kernel<16>, grid, by, 0, st, *a, *n, *n->x)
-                        : ck_launch(c, trade_norm_kernel<32>, grid, by, 0, st, *a, *n, *n->x);
+    const int spread = c->major >= 9 && by == 512 ? 4 : 1;
+    const dim3 grid((unsigned)(a->m * spread));
+    auto launch = [&](auto kernel) { return ck_launch_cluster(c, kernel, grid, (unsigned)spread, by / spread, 0, st, *a, *n, *n->x); };
+    if (spread > 1) return keep <= 8 ? launch(trade_norm_kernel<8, 4>) : keep <= 16 ? launch(trade_norm_kernel<16, 4>) : launch(trade_norm_kernel<32, 4>);
+    return keep <= 8 ? launch(trade_norm_kernel<8, 1>) : keep <= 16 ? launch(trade_norm_kernel<16, 1>) : launch(trade_norm_kernel<32, 1>);
 }
