@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ROOT / "tests/golden/tiny"
-FIGURES = ("f32", "f32_sums", "f32_beyond", "l1_f32", "l1", "l2", "tokens")
+FIGURES = ("f32", "f32_sums", "l1_f32", "l1", "l2", "tokens")
 NO_TOKENS = ("llama-dynamic", "llama-longrope")             # goldens of logits alone, as tests/golden/test_logits.c has it
 LOGITS = {"diffusion_gemma": "tests/golden/diffusion"}      # whole rounds over canvases, not logits of a prompt
 
@@ -67,9 +67,8 @@ class Page:
         for label in [v for n in names for v in labels[n]]:
             m = self.measured.get(label, {})
             absent = [k for k in FIGURES if k not in m and not (k == "tokens" and label in NO_TOKENS)]
-            beyond = f" (but {int(m['f32_beyond'])})" if m.get("f32_beyond") else ""
             if self.need(not absent, family, f"tests/golden/families.json has no {', '.join(absent)} of {label}"):
-                lines.append(f"| {family} | {label} | {m['f32']:.1e} | {m['f32_sums']:.1e}{beyond} | {m['l1']:.1e} | {m['l2']:.1e} | "
+                lines.append(f"| {family} | {label} | {m['f32']:.1e} | {m['f32_sums']:.1e} | {m['l1']:.1e} | {m['l2']:.1e} | "
                              f"{int(m['tokens']) if 'tokens' in m else ''} |")
         return lines
 
@@ -120,7 +119,6 @@ checked by `tests/golden/test_logits.c` on every CPU level, whose bits are the s
 
 - **f32**: the largest difference of a logit from a float64 forward, as a share of the largest logit, at the stored positions; bar 1e-5.
 - **sums**: the same of two sums of all 512 logits with signs at random, at all 300 positions; bar 2.3e-4 (22.7 times as much, sqrt(512)).
-  In brackets: positions, at most 3, where the indexer's choice between two nearly equal keys is the other one.
 - **l1**, **l2**: mean KL in nats with the default keys and values; bars 1e-4 and 5e-2 (0.3 where an indexer chooses keys).
 - **tokens**: of 64 greedy tokens, teacher-forced, those where the oracle's gap exceeds 0.01; all are equal.
 

@@ -18,6 +18,7 @@ static const char *const olmo3_types[] = { "olmo3", NULL };
 static const char *const granite_types[] = { "granite", NULL };
 static const char *const minicpm_types[] = { "minicpm", "minicpm5", NULL };
 static const char *const smollm3_types[] = { "smollm3", NULL };
+static const char *const starcoder2_types[] = { "starcoder2", NULL };
 static const char *const phi3_types[] = { "phi3", NULL };
 static const char *const glm4_types[] = { "glm4", NULL };
 static const char *const gemma_types[] = { "gemma", NULL };
@@ -49,6 +50,7 @@ static const struct arch_row rows[] = {
     { "olmo2", olmo2_types, arch_read_olmo2, KV_F16, "OLMo 2: norms behind the blocks only, norms over all of q and k" },
     { "olmo3", olmo3_types, arch_read_olmo3, KV_F16, "OLMo 3: OLMo 2 with windows on three of four layers" },
     { "smollm3", smollm3_types, arch_read_smollm3, KV_F16, "SmolLM3: some layers without positions" },
+    { "starcoder2", starcoder2_types, arch_read_starcoder2, KV_F16, "StarCoder2: layer norms, MLPs without a gate, biases, windows" },
     { "phi3", phi3_types, arch_read_phi3, KV_F16, "Phi-3, Phi-4-mini: fused q k v and gate up, longrope" },
     { "glm4", glm4_types, arch_read_glm4, KV_F16, "GLM-4 (0414): half-rotated interleaved heads, post-norms, fused gate up" },
     { "deepseek_v3", deepseek_v3_types, arch_read_deepseek_v3, KV_F16,

@@ -24,6 +24,9 @@ mb_status arch_read_olmo2(struct model_spec *s, const json_t *config, mb_error *
 mb_status arch_read_olmo3(struct model_spec *s, const json_t *config, mb_error *err);
 /* What llama-like families read alike, once their defaults are known (arch_llama.c). */
 mb_status arch_read_llama_like(struct model_spec *s, const json_t *c, double theta_default, bool tied_default, mb_error *err);
+/* A window over every layer, where the config sets one and lists no layer_types. */
+mb_status arch_window_everywhere(struct model_spec *s, const json_t *c, mb_error *err);
+mb_status arch_read_starcoder2(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_smollm3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_phi3(struct model_spec *s, const json_t *config, mb_error *err);
 mb_status arch_read_glm4(struct model_spec *s, const json_t *config, mb_error *err);

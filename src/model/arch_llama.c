@@ -36,8 +36,7 @@ mb_status arch_read_llama_like(struct model_spec *s, const json_t *c, double the
     return config_read_layer_types(s, c, window, err);
 }
 
-/* A window over every layer, where the config sets one and lists no layer_types. */
-static mb_status window_everywhere(struct model_spec *s, const json_t *c, mb_error *err)
+mb_status arch_window_everywhere(struct model_spec *s, const json_t *c, mb_error *err)
 {
     int32_t window = 0;
     MB_TRY(config_int_or(c, "sliding_window", 0, 0, 1 << 26, &window, err));
@@ -59,7 +58,7 @@ mb_status arch_read_llama(struct model_spec *s, const json_t *c, mb_error *err)
     MB_TRY(config_bool_or(c, "mlp_bias", false, &s->mlp_bias, err));
     /* Mistral v0.1 sets a window for every layer and lists no layer_types; so may Ministral. */
     bool windows = strcmp(s->model_type, "mistral") == 0 || strcmp(s->model_type, "ministral") == 0;
-    return windows ? window_everywhere(s, c, err) : MB_OK;
+    return windows ? arch_window_everywhere(s, c, err) : MB_OK;
 }
 
 /* Queries are multiplied by 1 + beta * ln(1 + whole original contexts before them). */
@@ -81,7 +80,7 @@ static mb_status read_ministral3_text(struct model_spec *s, const json_t *c, mb_
         return mb_fail_at(err, MB_BAD_FORMAT, "rope_parameters", "config.json: rope_parameters is missing or no object");
     MB_TRY(arch_read_llama_like(s, c, 1000000.0, true, err));
     MB_TRY(read_query_scale(s, rope, err));
-    return window_everywhere(s, c, err);
+    return arch_window_everywhere(s, c, err);
 }
 
 /* mistral3 is a text model of one of these types below one that sees; its head is not tied unless that is said. */
@@ -92,7 +91,7 @@ static mb_status read_mistral3(struct model_spec *s, const json_t *c, const char
         return mb_fail_at(err, MB_UNSUPPORTED, "model_type", "config.json: text_config.model_type %.64s is not supported; a mistral3 "
                           "model has mistral or ministral3 there", type);
     MB_TRY(arch_read_llama(s, c, err));
-    return window_everywhere(s, c, err);
+    return arch_window_everywhere(s, c, err);
 }
 
 mb_status arch_read_ministral3(struct model_spec *s, const json_t *config, mb_error *err)
@@ -164,7 +163,7 @@ mb_status arch_read_phi3(struct model_spec *s, const json_t *c, mb_error *err)
 {
     MB_TRY(arch_read_llama_like(s, c, 10000.0, false, err));
     s->fused_qkv = s->fused_gate_up = true;
-    return window_everywhere(s, c, err);
+    return arch_window_everywhere(s, c, err);
 }
 
 mb_status arch_read_glm4(struct model_spec *s, const json_t *c, mb_error *err)

@@ -55,10 +55,11 @@ static mb_status visit_mlp(struct model *m, int i, bind_visit_fn visit, void *ct
     struct layer_weights *w = &m->layers[i];
     int64_t d_ff = s->layers[i].d_ff;
     const char *gate_up = s->fused_gate_up ? "mlp.gate_up_proj" : NULL;
+    bool plain = s->mlp_in != NULL;
     const struct part part[] = {
-        { "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate, false, 0 },
-        { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up, false, 0 },
-        { "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down, false, 0 },
+        { plain ? s->mlp_in : "mlp.gate_proj", gate_up, d_ff, s->d_model, 0, 2 * d_ff, &w->gate, false, 0 },
+        { "mlp.up_proj", gate_up, d_ff, s->d_model, d_ff, 2 * d_ff, &w->up, plain, 0 },
+        { plain ? s->mlp_out : "mlp.down_proj", NULL, s->d_model, d_ff, 0, 0, &w->down, false, 0 },
     };
     return visit_parts(i, part, sizeof part / sizeof part[0], visit, ctx, err);
 }

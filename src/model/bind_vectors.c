@@ -149,6 +149,11 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
     bool one = s->norm_plus_one, own_kv = l->attn != ATTN_SHARED_KV, side = l->mlp == MLP_GATED_MOE;
     bool attends = l->attn != ATTN_GATED_DELTA;
     const struct moe_side_names *names = s->moe_side ? s->moe_side : &(const struct moe_side_names){ 0 };
+    char in_bias[64], out_bias[64], attn_bias[64], mlp_bias[64];
+    snprintf(in_bias, sizeof in_bias, "%s.bias", s->mlp_in ? s->mlp_in : "mlp.c_fc");
+    snprintf(out_bias, sizeof out_bias, "%s.bias", s->mlp_out ? s->mlp_out : "mlp.c_proj");
+    snprintf(attn_bias, sizeof attn_bias, "%s.bias", s->norms->attn);
+    snprintf(mlp_bias, sizeof mlp_bias, "%s.bias", s->norms->mlp);
     const struct { const char *name; int64_t n; bool plus_one, wanted; const float **dst; } part[] = {
         { s->norms->attn, s->d_model, one, !s->no_pre_norms, &w->attn_norm },
         { s->norms->mlp, s->d_model, one, !s->no_pre_norms, &w->mlp_norm },
@@ -164,9 +169,13 @@ static mb_status load_layer(struct model *m, const struct checkpoint *c, int i, 
         { "self_attn.k_proj.bias", nkv, false, attends && s->attn_bias_qkv, &w->k_bias },
         { "self_attn.v_proj.bias", nkv, false, attends && s->attn_bias_qkv, &w->v_bias },
         { "self_attn.o_proj.bias", s->d_model, false, attends && s->attn_bias_o, &w->o_bias },
-        { "mlp.gate_proj.bias", l->d_ff, false, s->mlp_bias, &w->gate_bias },
-        { "mlp.up_proj.bias", l->d_ff, false, s->mlp_bias, &w->up_bias },
-        { "mlp.down_proj.bias", s->d_model, false, s->mlp_bias, &w->down_bias },
+        { "mlp.gate_proj.bias", l->d_ff, false, s->mlp_bias && !s->mlp_in, &w->gate_bias },
+        { "mlp.up_proj.bias", l->d_ff, false, s->mlp_bias && !s->mlp_in, &w->up_bias },
+        { "mlp.down_proj.bias", s->d_model, false, s->mlp_bias && !s->mlp_in, &w->down_bias },
+        { in_bias, l->d_ff, false, s->mlp_bias && s->mlp_in, &w->gate_bias },
+        { out_bias, s->d_model, false, s->mlp_bias && s->mlp_in, &w->down_bias },
+        { attn_bias, s->d_model, false, s->layer_norm, &w->attn_norm_bias },
+        { mlp_bias, s->d_model, false, s->layer_norm, &w->mlp_norm_bias },
     };
     char path[128];
     for (size_t p = 0; p < sizeof part / sizeof part[0]; p++) {
@@ -194,5 +203,6 @@ mb_status bind_vectors(struct model *m, const struct checkpoint *c, mb_error *er
                            &m->layer_proj_norm, err));
     if (m->spec.canvas.n > 0)
         MB_TRY(load_vector(m, c, "self_conditioning.pre_norm.weight", m->spec.d_model, false, &m->signal_norm, err));
+    if (m->spec.layer_norm) MB_TRY(load_vector(m, c, "norm.bias", m->spec.d_model, false, &m->final_norm_bias, err));
     return load_vector(m, c, "norm.weight", m->spec.d_model, m->spec.norm_plus_one, &m->final_norm, err);
 }

@@ -9,7 +9,8 @@
 
 /* Weights of one layer. Norm vectors are float32 with the family's + 1 folded in. */
 struct layer_weights {
-    struct weight q, k, v, o, gate, up, down; /* gate, up, down of MLP_MOE: all experts, one below the other */
+    struct weight q, k, v, o, gate, up, down; /* gate, up, down of MLP_MOE: all experts, one below the other; without a gate (mlp_in):
+                                                 gate is the matrix in, there is no up */
     struct weight router;                     /* MLP_MOE, MLP_GATED_MOE */
     struct weight expert_gate, expert_up, expert_down; /* MLP_GATED_MOE: as gate, up, down of MLP_MOE */
     struct weight input_gate, input_out;      /* per-layer input: residual -> its width, and back */
@@ -24,6 +25,7 @@ struct layer_weights {
     const float *router_bias;                 /* moe_bias; gate_bias, up_bias, down_bias then hold those of all experts */
     const float *sinks;                       /* attn_sinks: times log2(e) */
     const float *attn_norm, *mlp_norm, *post_attn_norm, *post_mlp_norm; /* NULL where the family has none */
+    const float *attn_norm_bias, *mlp_norm_bias; /* layer_norm */
     const float *q_norm, *k_norm;
     const float *router_norm, *expert_scale, *pre_experts_norm, *post_dense_norm, *post_experts_norm; /* MLP_GATED_MOE */
     const float *post_input_norm;             /* per-layer input */
@@ -47,7 +49,7 @@ struct model {
     struct arena arena;        /* vectors, names, steps */
     struct layer_weights *layers;
     struct weight embed, head; /* head.impl NULL: tied, the embedding is the head */
-    const float *final_norm;
+    const float *final_norm, *final_norm_bias; /* the bias: layer_norm */
     struct weight layer_table, layer_proj; /* per-layer inputs: of the id, of the embedding; [n_layer * d_per_layer] wide */
     const float *layer_proj_norm;          /* [d_per_layer] */
     struct weight signal_gate, signal_up, signal_down; /* canvases: the MLP that the signal goes through */

@@ -106,9 +106,10 @@ struct plan_step *plan_add_norm(struct writer *w, int i_layer, buf_id in, const 
     return s;
 }
 
-struct plan_step *plan_add_pre_norm(struct writer *w, int i_layer, const float *weight)
+struct plan_step *plan_add_pre_norm(struct writer *w, int i_layer, const float *weight, const float *bias)
 {
     struct plan_step *s = plan_add_norm(w, i_layer, w->b.residual, weight);
+    s->u.norm.bias = bias;
     s->u.norm.identity = w->m->spec.no_pre_norms;
     return s;
 }
@@ -184,7 +185,7 @@ static void add_attention(struct writer *w, int i_layer)
     const struct weight *qkv[3] = { &lw->q, &lw->k, &lw->v };
     int n_qkv = l->attn == ATTN_SHARED_KV ? 1 : l->v_is_k ? 2 : 3;
     buf_id in_of[3];
-    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", qkv, n_qkv, false, w->b.lora_in, in_of);
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm, lw->attn_norm_bias), "attn_in", qkv, n_qkv, false, w->b.lora_in, in_of);
     struct plan_part parts[3] = { { &lw->q, lw->q_bias, w->b.q, false, 0 }, { &lw->k, lw->k_bias, w->b.k, false, 0 },
                              { &lw->v, lw->v_bias, w->b.v, false, 0 } };
     plan_add_linears(w, i_layer, parts, in_of, n_qkv, 0);
@@ -241,7 +242,7 @@ static void add_delta(struct writer *w, int i_layer)
                              { &lw->delta_a, NULL, w->b.delta_a, false, 0 } };
     int n = d->fused ? 2 : 4;
     buf_id in_of[4];
-    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", readers, n, false, w->b.lora_in, in_of);
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm, lw->attn_norm_bias), "attn_in", readers, n, false, w->b.lora_in, in_of);
     plan_add_linears(w, i_layer, parts, in_of, n, 0);
     struct plan_step *s = plan_add_step(w, STEP_DELTA, i_layer, w->b.delta_in, w->b.delta_out);
     set_delta_parts(w, s);
@@ -314,13 +315,14 @@ static void add_mlp(struct writer *w, int i_layer)
     const struct layer_weights *lw = &w->m->layers[i_layer];
     const struct weight *gate_up[2] = { &lw->gate, &lw->up };
     const struct weight *down[1] = { &lw->down };
+    int n = spec->mlp_in ? 1 : 2;
     buf_id in_of[2];
-    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", gate_up, 2, false, w->b.lora_in, in_of);
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->mlp_norm, lw->mlp_norm_bias), "mlp_in", gate_up, n, false, w->b.lora_in, in_of);
     struct plan_part parts[2] = { { &lw->gate, lw->gate_bias, w->b.gate, false, 0 }, { &lw->up, lw->up_bias, w->b.up, false, 0 } };
-    plan_add_linears(w, i_layer, parts, in_of, 2, 0);
+    plan_add_linears(w, i_layer, parts, in_of, n, 0);
     struct plan_step *s = plan_add_step(w, STEP_GLU, i_layer, w->b.gate, -1);
     s->u.glu.kind = spec->glu;
-    s->u.glu.up = w->b.up;
+    s->u.glu.up = spec->mlp_in ? -1 : w->b.up;
     s->u.glu.width = spec->layers[i_layer].d_ff;
     plan_add_inputs(w, s, "down_in", down, 1, false, w->b.gate, in_of); /* act(gate) * up takes the place of gate */
     struct plan_part out = { &lw->down, lw->down_bias, spec->post_norms ? w->b.branch : w->b.residual, !spec->post_norms, spec->residual_scale };
@@ -361,7 +363,9 @@ static void add_head(struct writer *w)
     const struct weight *head[1] = { m->spec.tied_head ? &m->embed : &m->head };
     buf_id in_of[1];
     plan_add_step(w, STEP_DRAWS, -1, w->b.residual, w->b.draw_residual);
-    plan_add_inputs(w, plan_add_norm(w, -1, w->b.draw_residual, m->final_norm), "head_in", head, 1, true, w->b.draw_lora_in, in_of);
+    struct plan_step *norm = plan_add_norm(w, -1, w->b.draw_residual, m->final_norm);
+    norm->u.norm.bias = m->final_norm_bias;
+    plan_add_inputs(w, norm, "head_in", head, 1, true, w->b.draw_lora_in, in_of);
     struct plan_part part = { head[0], NULL, w->b.logits, false, m->spec.logit_scale };
     plan_add_linears(w, -1, &part, in_of, 1, m->spec.logit_softcap);
     if (w->canvas) add_expect(w);
@@ -413,7 +417,7 @@ static void add_all_bufs(struct writer *w)
     else add_attention_bufs(w, nq, nkv, n_q);
     w->b.branch = s->post_norms ? plan_add_buf(w, "branch", BUF_F32, s->d_model, 0, false) : -1;
     w->b.gate = ff > 0 ? plan_add_buf(w, "gate", BUF_F32, ff, 0, false) : -1;
-    w->b.up = ff > 0 ? plan_add_buf(w, "up", BUF_F32, ff, 0, false) : -1;
+    w->b.up = ff > 0 && !s->mlp_in ? plan_add_buf(w, "up", BUF_F32, ff, 0, false) : -1;
     w->b.router = n_expert > 0 ? plan_add_buf(w, "router", BUF_F32, n_expert, 0, false) : -1;
     w->b.route = top_k > 0 ? plan_add_buf(w, "route", BUF_F32, 2 * top_k, 0, false) : -1;
     w->b.branch_experts = beside ? plan_add_buf(w, "branch_experts", BUF_F32, s->d_model, 0, false) : -1;

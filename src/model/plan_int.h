@@ -47,7 +47,7 @@ void plan_add_inputs(struct writer *w, struct plan_step *step, const char *name,
 void plan_add_linears(struct writer *w, int i_layer, const struct plan_part *parts, const buf_id *in_of, int n, float softcap);
 struct plan_step *plan_add_norm(struct writer *w, int i_layer, buf_id in, const float *weight);
 /* What attention or the MLP of a layer reads: the residual, normalised where the family does that first. */
-struct plan_step *plan_add_pre_norm(struct writer *w, int i_layer, const float *weight);
+struct plan_step *plan_add_pre_norm(struct writer *w, int i_layer, const float *weight, const float *bias);
 
 /* plan_latent.c: its buffers; attention of a layer of kind ATTN_MLA, its sum into the residual included. */
 void plan_add_latent_bufs(struct writer *w);

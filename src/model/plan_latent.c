@@ -59,7 +59,7 @@ static void add_projections(struct writer *w, int i_layer)
     struct plan_part then[2] = { { &lw->q_b, NULL, w->b.q, false, 0 }, { &lw->index_q, NULL, w->b.index_q, false, 0 } };
     buf_id in_of[4];
     int n = index ? 4 : 2;
-    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm), "attn_in", first, n, false, w->b.lora_in, in_of);
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->attn_norm, lw->attn_norm_bias), "attn_in", first, n, false, w->b.lora_in, in_of);
     plan_add_linears(w, i_layer, parts, in_of, n, 0);
     if (!low) return;
     struct plan_step *s = plan_add_norm(w, i_layer, w->b.q_a, lw->q_a_norm);

@@ -75,7 +75,7 @@ void plan_add_moe(struct writer *w, int i_layer)
         mb_fail(w->err, MB_UNSUPPORTED, "layer %d: experts with a scaled residual are not in this version", i_layer);
         return;
     }
-    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->mlp_norm), "mlp_in", readers, gated ? 6 : l->d_shared > 0 ? 5 : 3, false, w->b.lora_in, in_of);
+    plan_add_inputs(w, plan_add_pre_norm(w, i_layer, lw->mlp_norm, lw->mlp_norm_bias), "mlp_in", readers, gated ? 6 : l->d_shared > 0 ? 5 : 3, false, w->b.lora_in, in_of);
     struct plan_part router[2] = { { &lw->router, lw->router_bias, w->b.router, false, 0 },
                               { &lw->shared_router, NULL, w->b.shared_gate, false, 0 } };
     const buf_id router_in[2] = { in_of[0], gated ? in_of[5] : -1 };

@@ -121,6 +121,8 @@ struct model_spec {
     float norm_eps;
     bool norm_plus_one;              /* gemma: weight + 1 */
     bool no_pre_norms;               /* olmo2: attention and MLP read the residual as it is */
+    bool layer_norm;                 /* norms take the mean off and have a bias (starcoder2) */
+    const char *mlp_in, *mlp_out;    /* modules of an MLP without a gate, out(act(in(x))), instead of gate, up and down; NULL: gated; static */
     bool post_norms;                 /* norms after attention and MLP, before the residual add (gemma, glm4) */
     const struct norm_names *norms;  /* what the checkpoint calls a layer's norms; static */
     bool fused_qkv, fused_gate_up;   /* one matrix holds the rows of q, k, v (of gate, up), in this order (phi3, glm4) */

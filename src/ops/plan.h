@@ -40,7 +40,7 @@ typedef int16_t buf_id; /* -1 = none */
 
 enum step_op {
     STEP_EMBED,   /* ids -> out: row of the table * scale; embed spans override, but in per-layer inputs */
-    STEP_NORM,    /* RMS norm of `in`; writes float and/or linear inputs, or adds to the residual */
+    STEP_NORM,    /* RMS norm or layer norm of `in`; writes float and/or linear inputs, or adds to the residual */
     STEP_LINEAR,  /* one linear input, up to PLAN_MAX_PARTS weights that share it */
     STEP_ROPE_KV, /* q, k, v -> normalised, rotated q' in `out`; K and V written to their page */
     STEP_ATTEND,  /* q' against the pages -> out */
@@ -48,7 +48,7 @@ enum step_op {
     STEP_LATENT,  /* latent attention: rotated, scaled q' in `out`; the token's latent (and the indexer's key) to its page */
     STEP_INDEX,   /* the indexer: which keys each token sees, where it does not see all */
     STEP_DELTA,   /* gated delta net: short convolution, recurrence over the sequence's state, gated norm -> out */
-    STEP_GLU,     /* act(gate) * up -> outs */
+    STEP_GLU,     /* act(gate) * up, or act(gate), -> outs */
     STEP_ROUTE,   /* router logits -> which experts a token goes to, and their weights */
     STEP_EXPERTS, /* a linear input through the chosen experts' gated MLPs, summed by weight */
     STEP_DRAWS,   /* copy the rows that draw: in [tokens] -> out [draws] */
@@ -117,6 +117,7 @@ struct plan_step {
         struct { const struct weight *table; float scale; bool ids_only; } embed; /* scale 1 = none; ids_only: spans do not override */
         struct {
             const float *weight;       /* [width / n_pieces] f32, (1 + w) already folded; NULL = ones */
+            const float *bias;         /* [width] f32 or NULL; with one it is a layer norm: the mean is taken off before, the bias added behind */
             float eps;
             bool identity;             /* no norm, `in` as it is */
             int32_t n_pieces;          /* a row is so many vectors, each normalised by itself; 0 = 1 */
@@ -202,7 +203,11 @@ struct plan_step {
                                           convolution, index i at row i mod (n_conv - 1) */
         } delta;
         struct { const struct weight *table; float scale; } expect; /* in = logits; the embedding is row * scale */
-        struct { enum glu_kind kind; buf_id up; int32_t width, up_first; } glu; /* in = gate; columns of up from up_first on */
+        struct {                       /* in = gate */
+            enum glu_kind kind;
+            buf_id up;                 /* -1: act(gate) alone */
+            int32_t width, up_first;   /* columns of up from up_first on */
+        } glu;
         struct {                       /* in: [n_expert] logits; out: [top_k] ids (exact floats, rising), [top_k] weights */
             int32_t n_expert, top_k;
             enum route_kind kind;

@@ -191,22 +191,18 @@ static double sign_of(uint32_t i, uint32_t j)
     return h >> 31 ? -1 : 1;
 }
 
-/* Largest difference of a sum, over the positions within the bound, as a share of max |logit|; *n_beyond counts the others. */
-static double compare_sums(const struct golden *g, const struct run *r, double bound, int32_t *n_beyond)
+/* Largest difference of a sum, at any position, as a share of max |logit|. */
+static double compare_sums(const struct golden *g, const struct run *r)
 {
     double worst = 0, largest = 0;
     for (int64_t i = 0; i < (int64_t)g->n_prompt * g->n_vocab; i++) largest = fmax(largest, fabs((double)r->logits[i]));
-    *n_beyond = 0;
     for (int32_t p = 0; p < g->n_prompt; p++) {
         const float *got = r->logits + (int64_t)p * g->n_vocab;
-        double here = 0;
         for (uint32_t j = 0; j < N_SUMS; j++) {
             double sum = 0;
             for (int32_t i = 0; i < g->n_vocab; i++) sum += sign_of((uint32_t)i, j) * (double)got[i];
-            here = fmax(here, fabs(sum - json_number_value(json_array_get(json_array_get(g->sums, (size_t)p), j))) / largest);
+            worst = fmax(worst, fabs(sum - json_number_value(json_array_get(json_array_get(g->sums, (size_t)p), j))) / largest);
         }
-        if (here > bound) ++*n_beyond;
-        else worst = fmax(worst, here);
     }
     return worst;
 }
@@ -257,10 +253,9 @@ static int32_t check_greedy(const struct golden *g, struct run *r)
 #define CASE_STEP 1
 #endif
 
-#define CHOOSES_OTHER 3 /* of 300 positions, where an indexer may choose another key than the float64 forward */
-
 /* chooses: an indexer chooses keys. Where two are nearly alike a rounding makes it choose the other: a step, where all else has a
- * slope. Tokens are then compared with float32 pages only, and 8 bits of activation give a few of the 40 keys away. */
+ * slope. In float32 none of these prompts has such a pair (make_logits.py sees to it); 8 bits of activation give a few of the 40 keys
+ * away, and tokens are compared with float32 pages only. */
 static void check_label_as(const char *label, bool chooses)
 {
     static const struct { enum fidelity_tier tier; int kv; double share, kl; bool greedy; const char *key; } cases[] = {
@@ -285,12 +280,10 @@ static void check_label_as(const char *label, bool chooses)
             assert_true(share <= cases[c].share);
             figure(label, cases[c].key, cases[c].tier == TIER_F32 ? share : mean_kl);
             if (cases[c].tier == TIER_F32) {
-                int32_t n_beyond = 0;
-                double sums = compare_sums(&g, &r, SUM_FACTOR * cases[c].share, &n_beyond);
-                print_message("%-22s %-8s sums: %.2g of max |logit|, %d positions beyond\n", label, *level, sums, n_beyond);
-                assert_true(n_beyond <= (chooses ? CHOOSES_OTHER : 0));
+                double sums = compare_sums(&g, &r);
+                print_message("%-22s %-8s sums: %.2g of max |logit|\n", label, *level, sums);
+                assert_true(sums <= SUM_FACTOR * cases[c].share);
                 figure(label, "f32_sums", sums);
-                figure(label, "f32_beyond", n_beyond);
             }
             assert_true(mean_kl <= (chooses && cases[c].tier == TIER_L2 ? 0.3 : cases[c].kl));
             if (has_greedy && cases[c].greedy && (!chooses || cases[c].kv == KV_F32)) figure(label, "tokens", check_greedy(&g, &r));
@@ -322,6 +315,7 @@ static void test_granite(void **state) { check_label("granite"); }
 static void test_minicpm(void **state) { check_label("minicpm"); }
 static void test_olmo2(void **state) { check_label("olmo2"); }
 static void test_olmo3(void **state) { check_label("olmo3"); }
+static void test_starcoder2(void **state) { check_label("starcoder2"); } /* REG-239: the eleventh */
 static void test_smollm3(void **state) { check_label("smollm3"); }
 static void test_phi3(void **state)
 {
@@ -401,7 +395,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),  cmocka_unit_test(test_llama_bf16), cmocka_unit_test(test_qwen2),
-        cmocka_unit_test(test_qwen3),  cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_smollm3),
+        cmocka_unit_test(test_qwen3),  cmocka_unit_test(test_gemma3),     cmocka_unit_test(test_smollm3), cmocka_unit_test(test_starcoder2),
         cmocka_unit_test(test_phi3),   cmocka_unit_test(test_glm4),       cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_granite), cmocka_unit_test(test_minicpm), cmocka_unit_test(test_olmo2), cmocka_unit_test(test_olmo3),
         cmocka_unit_test(test_qwen3_moe), cmocka_unit_test(test_mixtral), cmocka_unit_test(test_ministral3),

@@ -130,7 +130,7 @@ static void test_code_bits(void **state)
     for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) check_codes(families[i]);
 }
 
-static void test_llama_bits(void **state) { check_family("llama"); }
+static void test_llama_bits(void **state) { check_family("llama"); } /* MOD-006: SwiGLU token by token and over a prompt */
 static void test_llama_bf16_bits(void **state) { check_family("llama-bf16"); }
 static void test_qwen2_bits(void **state) { check_family("qwen2"); }
 static void test_qwen3_bits(void **state) { check_family("qwen3"); }
@@ -145,6 +145,7 @@ static void test_minicpm_bits(void **state) { check_family("minicpm"); }
 static void test_olmo2_bits(void **state) { check_family("olmo2"); }
 static void test_olmo3_bits(void **state) { check_family("olmo3"); }
 static void test_smollm3_bits(void **state) { check_family("smollm3"); }
+static void test_starcoder2_bits(void **state) { check_family("starcoder2"); }
 static void test_phi3_bits(void **state) { check_family("phi3"); }
 static void test_glm4_bits(void **state) { check_family("glm4"); }
 static void test_gemma_bits(void **state) { check_family("gemma"); }
@@ -211,7 +212,7 @@ int main(void)
         cmocka_unit_test(test_qwen3_moe_bits), cmocka_unit_test(test_mixtral_bits), cmocka_unit_test(test_ministral3_bits),
         cmocka_unit_test(test_gpt_oss_bits), cmocka_unit_test(test_fp_formats_bits),
         cmocka_unit_test(test_granite_bits), cmocka_unit_test(test_minicpm_bits), cmocka_unit_test(test_olmo2_bits),
-        cmocka_unit_test(test_olmo3_bits), cmocka_unit_test(test_smollm3_bits), cmocka_unit_test(test_phi3_bits), cmocka_unit_test(test_glm4_bits),
+        cmocka_unit_test(test_olmo3_bits), cmocka_unit_test(test_smollm3_bits), cmocka_unit_test(test_starcoder2_bits), cmocka_unit_test(test_phi3_bits), cmocka_unit_test(test_glm4_bits),
         cmocka_unit_test(test_gemma_bits), cmocka_unit_test(test_gemma2_bits), cmocka_unit_test(test_gemma4_bits),
         cmocka_unit_test(test_diffusion_gemma_bits),
         cmocka_unit_test(test_qwen3_5_bits), cmocka_unit_test(test_qwen3_5_moe_bits), cmocka_unit_test(test_qwen3_next_bits),

@@ -66,6 +66,24 @@ def mlx_logits(model, ids, cache=None):
     return np.array(out.astype(mx.float32))
 
 
+def load_hf_f32(ref):
+    """transformers' own class in float32 over the weights of a Ref64, for families that mlx-lm computes otherwise."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    config = {k: v for k, v in ref.c.items() if not k.startswith("quantization") and k != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(ref.c["model_type"], **config), attn_implementation="eager").float().eval()
+    names = {n for n, _ in model.named_parameters()}
+    value = {n: ref.weight(n.removesuffix(".weight")) if n.endswith(".weight") else ref.w[n] for n in names}
+    model.load_state_dict({n: torch.tensor(np.asarray(v, np.float32)) for n, v in value.items()}, strict=False)
+    return model
+
+
+def hf_logits(model, ids):
+    import torch
+    with torch.no_grad():
+        return model(torch.tensor([list(map(int, ids))])).logits[0].numpy()
+
+
 def log_softmax(x):
     x = x.astype(np.float64)
     m = x.max(-1, keepdims=True)

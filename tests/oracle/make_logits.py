@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from common import GOLDEN, TINY, load_mlx_f32, log_softmax, mlx_logits, read_text, top_n, versions, write_json
+from common import GOLDEN, TINY, hf_logits, load_hf_f32, load_mlx_f32, log_softmax, mlx_logits, read_text, top_n, versions, write_json
 from ref64 import LATENT, Ref64
 
 N_PROMPT, N_GREEDY, N_FULL, TOP = 300, 64, 24, 5
-FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "ministral3", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "gemma", "gemma2",
+FAMILIES = ["llama", "gemma3", "qwen2", "qwen3", "llama-bf16", "qwen3_moe", "mixtral", "ministral3", "gpt_oss", "llama-fp", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "starcoder2", "phi3", "glm4", "gemma", "gemma2",
             "gemma4", "gemma4-kv", "gemma4-moe", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe-hf", "qwen3_next", "deepseek_v3", "glm4_moe_lite",
             "deepseek_v32", "glm_moe_dsa"]
+TRANSFORMERS = ("starcoder2",)         # mlx-lm has GELU by erf and no window
 NO_WINDOW = {"sliding_window": 4096}   # mlx-lm leaves out the windows of Gemma 2 and Phi-3: compared where none cuts
 
 
@@ -63,6 +64,7 @@ def greedy(model, ref, ids):
     of the whole sequence then says whether it agrees. Without a model the float64 forward chooses."""
     seq, out = list(ids), []
     cache = None
+    logits = hf_logits if ref.family in TRANSFORMERS else mlx_logits
     if model and ref.family.startswith(("qwen3_5", "qwen3_next", *LATENT)):
         from mlx_lm.models.cache import make_prompt_cache
         cache = make_prompt_cache(model)
@@ -70,7 +72,7 @@ def greedy(model, ref, ids):
         if cache:        # recurrent layers, latents: a whole pass for each token takes minutes
             lg = mlx_logits(model, seq if len(seq) == len(ids) else seq[-1:], cache)[-1]
         else:
-            lg = mlx_logits(model, seq)[-1] if model else ref.logits(seq)[-1]
+            lg = logits(model, seq)[-1] if model else ref.logits(seq)[-1]
         a, b = top_n(lg, 2)
         out.append({"id": int(a), "logprob": round(float(log_softmax(lg)[a]), 6), "second": int(b),
                     "gap": round(float(lg[a] - lg[b]), 6)})
@@ -93,8 +95,11 @@ def make(name, config_overrides=None, label=None, mlx=True):
     assert len(ids) == N_PROMPT
     ref = Ref64(path, config_overrides)
     lg64 = ref.logits(ids)
-    model = load_mlx_f32(path, config_overrides)[0] if mlx else None
-    lg = mlx_logits(model, ids) if mlx else lg64
+    # An indexer's choice between two keys is a step: float32 must not be able to take the other (its scores are off by some 1e-6).
+    assert getattr(ref, "index_margin", 1) > 1e-5, f"indexer margin {ref.index_margin:.1e}: draw {name} with another seed"
+    hf = ref.family in TRANSFORMERS
+    model = load_hf_f32(ref) if hf else load_mlx_f32(path, config_overrides)[0] if mlx else None
+    lg = hf_logits(model, ids) if hf else mlx_logits(model, ids) if mlx else lg64
     lp, lp64 = log_softmax(lg), log_softmax(lg64)
     at = full_positions(len(ids)) if label == name else [0, 1, 33, 65, 100, 200, 257, 299]
     out_dir = GOLDEN / "logits"
@@ -104,7 +109,7 @@ def make(name, config_overrides=None, label=None, mlx=True):
     out = {"checkpoint": f"tests/golden/tiny/{name}"}
     if config_overrides:
         out["config_overrides"] = config_overrides
-    out["oracle"] = versions("mlx", "mlx-lm", "numpy") if mlx else versions("numpy")
+    out["oracle"] = versions("transformers", "torch", "numpy") if hf else versions("mlx", "mlx-lm", "numpy") if mlx else versions("numpy")
     out.update({"n_prompt": len(ids), "n_vocab": lg.shape[1], "logits_positions": at,
                 "ref64_file": f"{label}.ref64.f32"})
     if mlx:

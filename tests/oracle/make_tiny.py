@@ -258,6 +258,14 @@ FAMILIES = {
                     intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1,
                     rms_norm_eps=1e-6, rope_theta=5000000.0, rope_scaling=None, tie_word_embeddings=True,
                     attention_bias=False, mlp_bias=False, no_rope_layer_interval=2, no_rope_layers=None)),
+    # The activation and the window are transformers'; mlx-lm has neither.
+    "starcoder2": dict(
+        module="starcoder2", dtype="bfloat16", quant=(4, 32), seed=1044, files=bpe_files, norm_mean=1.0,
+        override=lambda p: {"group_size": 64, "bits": 8} if p.endswith("c_proj") and ".1." in p else True,
+        config=dict(BASE, model_type="starcoder2", architectures=["Starcoder2ForCausalLM"], hidden_size=128, hidden_act="gelu_pytorch_tanh",
+                    intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, norm_epsilon=1e-5,
+                    rope_theta=100000.0, use_bias=True, norm_type="layer_norm", mlp_type="default", sliding_window=40,
+                    attention_dropout=0.0, residual_dropout=0.0, embedding_dropout=0.0, tie_word_embeddings=True)),
     "phi3": dict(
         module="phi3", dtype="bfloat16", quant=(4, 32), seed=1007, files=bpe_files, norm_mean=1.0,
         override=lambda p: {"group_size": 64, "bits": 8} if p.endswith("qkv_proj") and ".1." in p else True,
@@ -371,7 +379,7 @@ FAMILIES = {
         config=dict(BASE, **LATENT, **INDEXER, model_type="deepseek_v32", architectures=["DeepseekV32ForCausalLM"],
                     num_hidden_layers=2, q_lora_rank=96, kv_lora_rank=32, rms_norm_eps=1e-6, rope_theta=10000.0, rope_scaling=None)),
     "glm_moe_dsa": dict(
-        module="glm_moe_dsa", dtype="bfloat16", quant=(4, 32), seed=1041, files=bpe_files, norm_mean=1.0,
+        module="glm_moe_dsa", dtype="bfloat16", quant=(4, 32), seed=1227, files=bpe_files, norm_mean=1.0,
         override=lambda p: {"group_size": 32, "bits": 8} if "indexer" in p else True,
         config=dict(BASE, **LATENT, **INDEXER, model_type="glm_moe_dsa", architectures=["GlmMoeDsaForCausalLM"], num_hidden_layers=2,
                     q_lora_rank=96, kv_lora_rank=32, rms_norm_eps=1e-5, indexer_rope_interleave=True,

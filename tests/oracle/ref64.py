@@ -244,6 +244,9 @@ class Ref64:
         w = self.w[module + ".weight"].astype(np.float64)
         if self.family in GEMMA:
             w = w + 1.0
+        if self.family == "starcoder2":     # layer norm
+            x = x - x.mean(-1, keepdims=True)
+            return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.c["norm_epsilon"]) * w + self.w[module + ".bias"].astype(np.float64)
         return self.unit(x) * w
 
     def unit(self, x):
@@ -346,6 +349,8 @@ class Ref64:
         p = f"model.layers.{i}.mlp."
         if p + "gate.weight" in self.w or self.family in ("mixtral", "gpt_oss"):
             return self.experts(x, i)
+        if p + "c_fc.weight" in self.w:
+            return self.linear(gelu(self.linear(x, p + "c_fc")), p + "c_proj")
         if p + "gate_up_proj.weight" in self.w:
             g, u = np.split(self.linear(x, p + "gate_up_proj"), 2, -1)
         else:
@@ -384,7 +389,7 @@ class Ref64:
             elif self.family == "gpt_oss":
                 yield *full, c["sliding_window"] if c["layer_types"][i] == "sliding_attention" else None
             else:
-                yield *full, c.get("sliding_window") if self.family == "phi3" else None
+                yield *full, c.get("sliding_window") if self.family in ("phi3", "starcoder2") else None
 
     def logits(self, ids):
         c, n = self.c, len(ids)

@@ -125,6 +125,47 @@ static void test_gemma4_unified(void **state)
     model_spec_free(&s);
 }
 
+/* MOD-005: MiniCPM5 1B is a llama, whatever it calls itself; without the numbers of older MiniCPMs nothing is scaled. */
+static void test_minicpm5_1b(void **state)
+{
+    struct model_spec s;
+    (void)state;
+    parse_text("{\"model_type\":\"minicpm5\",\"hidden_size\":1536,\"num_hidden_layers\":24,\"intermediate_size\":4608,"
+               "\"num_attention_heads\":16,\"num_key_value_heads\":2,\"head_dim\":128,\"vocab_size\":130560,\"rms_norm_eps\":1e-6,"
+               "\"max_position_embeddings\":131072,\"rope_theta\":5000000,\"tie_word_embeddings\":false}", &s);
+    assert_int_equal(s.d_model, 1536);
+    assert_int_equal(s.n_vocab, 130560);
+    assert_int_equal(s.glu, GLU_SILU);
+    assert_false(s.tied_head || s.post_norms || s.layer_norm || s.mlp_in);
+    assert_true(s.embed_scale == 1 && s.residual_scale == 0 && s.logit_scale == 0);
+    for (int i = 0; i < s.n_layer; i++) assert_true(s.layers[i].attn == ATTN_FULL && s.layers[i].mlp == MLP_GATED);
+    model_spec_free(&s);
+}
+
+/* REG-239: StarCoder2 3B, and what it would compute wrongly in silence. */
+static void test_starcoder2(void **state)
+{
+    static const struct { const char *pair, *word; } bad[] = {
+        { "\"hidden_act\":\"gelu\"", "hidden_act is gelu" }, { "\"norm_type\":\"rms\"", "norm_type is rms" },
+        { "\"mlp_type\":\"gated\"", "mlp_type is gated" }, { "\"norm_epsilon\":-1", "norm_epsilon" },
+    };
+    struct model_spec s;
+    mb_error err;
+    (void)state;
+    parse_text("{\"model_type\":\"starcoder2\",\"hidden_size\":3072,\"num_hidden_layers\":30,\"intermediate_size\":12288,"
+               "\"num_attention_heads\":24,\"num_key_value_heads\":2,\"vocab_size\":49152,\"norm_epsilon\":1e-5,\"sliding_window\":4096,"
+               "\"hidden_act\":\"gelu_pytorch_tanh\",\"max_position_embeddings\":16384,\"rope_theta\":999999.4420358813,\"use_bias\":true}", &s);
+    assert_true(s.tied_head && s.layer_norm && s.mlp_in && s.mlp_bias && s.attn_bias_o);
+    assert_true(s.norm_eps == 1e-5f && s.layers[29].window == 4096);
+    model_spec_free(&s);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char pair[128];
+        snprintf(pair, sizeof pair, "\"model_type\":\"starcoder2\",%s", bad[i].pair);
+        assert_int_not_equal(parse_with(pair, NULL, &err), MB_OK);
+        if (!strstr(err.text, bad[i].word)) fail_msg("%s: %s", bad[i].pair, err.text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -132,6 +173,8 @@ int main(void)
         cmocka_unit_test(test_usual_values_are_taken),
         cmocka_unit_test(test_gemma4_e4b),
         cmocka_unit_test(test_gemma4_unified),
+        cmocka_unit_test(test_minicpm5_1b),
+        cmocka_unit_test(test_starcoder2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,5 @@ void cpu_hidden_out(struct compiled *c)
     const struct plan_step *norm = &c->plan->steps[c->i_final_norm], *draws = &c->plan->steps[c->i_draws];
     for (int32_t i = 0; i < b->n_rows; i++)
         if (b->rows[i].hidden_out)
-            c->dev->kernels.rmsnorm(cpu_row_f32(c, draws->in, b->row_first[i + 1] - 1), norm->u.norm.weight, c->plan->d_model,
-                                    norm->u.norm.eps, b->rows[i].hidden_out);
+            cpu_norm(&c->dev->kernels, norm, cpu_row_f32(c, draws->in, b->row_first[i + 1] - 1), c->plan->d_model, b->rows[i].hidden_out);
 }

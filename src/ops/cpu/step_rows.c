@@ -28,6 +28,28 @@ static void embed_row(struct compiled *c, const struct plan_step *s, int64_t i)
     if (s->u.embed.scale != 1.0f) c->dev->kernels.scale(out, d, s->u.embed.scale);
 }
 
+/* The mean in 16 lanes of float64, element j in lane j % 16, which fold by halves; the rest is the RMS norm of what it leaves. */
+static void layer_norm(const struct cpu_kernels *k, const float *x, const float *w, const float *bias, int64_t n, float eps, float *y)
+{
+    double lane[16] = { 0 };
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int j = 0; j < 16; j++) lane[j] += (double)x[i + j];
+    for (int j = 0; i + j < n; j++) lane[j] += (double)x[i + j];
+    for (int half = 8; half > 0; half /= 2)
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    float mean = (float)(lane[0] / (double)n);
+    for (i = 0; i < n; i++) y[i] = x[i] - mean;
+    k->rmsnorm(y, w, n, eps, y);
+    k->add(y, bias, n);
+}
+
+void cpu_norm(const struct cpu_kernels *k, const struct plan_step *s, const float *x, int64_t n, float *y)
+{
+    if (s->u.norm.bias) layer_norm(k, x, s->u.norm.weight, s->u.norm.bias, n, s->u.norm.eps, y);
+    else k->rmsnorm(x, s->u.norm.weight, n, s->u.norm.eps, y);
+}
+
 static void norm_row(struct compiled *c, const struct plan_step *s, int64_t i, float *y)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
@@ -35,7 +57,7 @@ static void norm_row(struct compiled *c, const struct plan_step *s, int64_t i, f
     int64_t width = c->plan->bufs[s->in].width, piece = width / (s->u.norm.n_pieces > 1 ? s->u.norm.n_pieces : 1);
     if (s->u.norm.identity) memcpy(y, x, (size_t)width * sizeof *y);
     for (int64_t at = 0; at < width && !s->u.norm.identity; at += piece)
-        k->rmsnorm(x + at, s->u.norm.weight, piece, s->u.norm.eps, y + at);
+        cpu_norm(k, s, x + at, piece, y + at);
     if (s->post_add) k->add(cpu_row_f32(c, s->add_to, i), y, width);
     if (s->post_add && s->u.norm.sum_scale != 0) k->scale(cpu_row_f32(c, s->add_to, i), width, s->u.norm.sum_scale);
     if (s->out >= 0) memcpy(cpu_row_f32(c, s->out, i), y, (size_t)width * sizeof *y);
@@ -125,9 +147,10 @@ int64_t cpu_glu_open(struct compiled *c, const struct cpu_pass *p, int i_thread,
 
 void cpu_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
+    static const float ones[GLU_CHUNK] = { [0 ... GLU_CHUNK - 1] = 1.0f }; /* a product with 1 changes nothing */
     int64_t n_chunks = glu_chunks(p->s), col0 = i_tile % n_chunks * GLU_CHUNK;
     int64_t col1 = col0 + GLU_CHUNK < p->s->u.glu.width ? col0 + GLU_CHUNK : p->s->u.glu.width;
     int64_t i = i_tile / n_chunks;
-    cpu_glu_columns(c, p->s, i, col0, col1, cpu_row_f32(c, p->s->in, i) + col0,
-                    cpu_row_f32(c, p->s->u.glu.up, i) + p->s->u.glu.up_first + col0, (float *)c->thread_scratch[i_thread]);
+    const float *up = p->s->u.glu.up < 0 ? ones : cpu_row_f32(c, p->s->u.glu.up, i) + p->s->u.glu.up_first + col0;
+    cpu_glu_columns(c, p->s, i, col0, col1, cpu_row_f32(c, p->s->in, i) + col0, up, (float *)c->thread_scratch[i_thread]);
 }

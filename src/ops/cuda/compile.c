@@ -41,6 +41,8 @@ static mb_status check_step(const struct plan_step *s, mb_error *err)
     if (s->op == STEP_ROPE_KV && s->u.rope_kv.q_steps) return refuse(s, "queries that grow with their position do", err);
     if (s->op == STEP_DELTA && !delta_runs(s)) return refuse(s, "gated delta nets with heads of more than 128 values do", err);
     if (s->op == STEP_EXPERTS && !experts_run(s)) return refuse(s, "experts whose matrices do not end with a tile of 16 rows do", err);
+    if (s->op == STEP_NORM && s->u.norm.bias) return refuse(s, "layer norms do", err);
+    if (s->op == STEP_GLU && s->u.glu.up < 0) return refuse(s, "an MLP without a gate does", err);
     if (s->op == STEP_ATTEND && !s->u.attend.causal) return refuse(s, "attention that is not causal does", err);
     if (n_inputs_written(s) > 1) return refuse(s, "a step with several forms of linear input does", err);
     return MB_OK;

@@ -85,7 +85,8 @@ static mb_status check_step(const struct splitter *s, int32_t i)
     case STEP_DELTA: return refuse(s, t, "gated delta nets are");
     case STEP_HEADS: case STEP_LATENT: case STEP_INDEX: return refuse(s, t, "attention over latents is");
     case STEP_SIGNAL: case STEP_EXPECT: return refuse(s, t, "blocks of tokens by diffusion are");
-    case STEP_NORM: return own_q ? refuse(s, t, "a norm over all heads of q or k is") : MB_OK;
+    case STEP_NORM: if (t->u.norm.bias) return refuse(s, t, "layer norms are");
+        return own_q ? refuse(s, t, "a norm over all heads of q or k is") : MB_OK;
     case STEP_GLU: return own_q && !glu_is_local(s->all->model, i) ? refuse(s, t, "this activation is") : MB_OK;
     case STEP_LINEAR: case STEP_EMBED: case STEP_ROPE_KV: case STEP_ATTEND: case STEP_DRAWS: case STEP_SAMPLE: return MB_OK;
     }

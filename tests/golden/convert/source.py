@@ -218,7 +218,7 @@ def write(family, folder, dtype="BF16", shards=1, torch_dtype="same", packed=Non
         bits, group = PACKED[packed][:2]
         config["quantization"] = {"mode": packed, "bits": bits, "group_size": group}
     elif config.get("tie_word_embeddings") and "lm_head.weight" not in names and \
-            not family.startswith(("gemma", "olmo", "minicpm", "diffusion")):
+            not family.startswith(("gemma", "olmo", "minicpm", "diffusion", "starcoder")):
         names["lm_head.weight"] = names["model.embed_tokens.weight"]  # a duplicate that tied checkpoints often carry
     if family in LATENT:
         published_latent(names)
@@ -290,6 +290,10 @@ CASES = {
     "llama-bf16-indivisible": ("llama-bf16", {}, {"quantize": True, "q_group_size": 128}),
     "qwen3": ("qwen3", {}, {"quantize": True, "q_group_size": 32}),
     "qwen2": ("qwen2", {"dtype": "F16"}, {"quantize": True}),
+    "starcoder2": ("starcoder2", {}, {"quantize": True, "q_group_size": 32}),
+    "starcoder2-by-layer": ("starcoder2", {"dtype": "F16"}, {"quantize": True, "q_group_size": 64, "plan": {      # no recipe: it has no down_proj
+        "model.layers.0.mlp.c_proj": {"bits": 6, "group_size": 64}, "model.embed_tokens": {"bits": 8, "group_size": 32},
+        "model.layers.1.self_attn.v_proj": {"bits": 3, "group_size": 128}}}),
     "phi3": ("phi3", {}, {"quantize": True, "q_bits": 8, "q_group_size": 32}),
     "gemma3": ("gemma3", {}, {"quantize": True, "q_group_size": 32}),
     "granite": ("granite", {}, {"quantize": True, "q_group_size": 32}),
@@ -336,6 +340,6 @@ CASES = {
     "deepseek_v32-fp8": ("deepseek_v32", {"fp8": True, "shards": 2}, {"quantize": True, "q_group_size": 32}),
 }
 # Every family with bits by layer too: the recipe gives the head, v and down of some layers more.
-for _family in {f for f, how, args in CASES.values() if args.get("quantize") and f != "diffusion_gemma" and not how.get("packed") and not how.get("fp8") and not how.get("blocks")}:
+for _family in {f for f, how, args in CASES.values() if args.get("quantize") and f not in ("diffusion_gemma", "starcoder2") and not how.get("packed") and not how.get("fp8") and not how.get("blocks")}:
     CASES.setdefault(_family + "-mixed_4_6", (_family, {}, {"quantize": True, "quant_predicate": "mixed_4_6", "q_group_size": 32}))
 CASES = dict(sorted(CASES.items()))
