@@ -253,7 +253,7 @@ def test_cfg040_hub_cache_folder(tmp_path):
 
 
 def test_model_not_found_says_what_was_tried(tmp_path):
-    """CFG-041: a name that nothing in the cache matches, with what to do."""
+    """CFG-041 MOD-053: a name that nothing in the cache matches, with what to do; a folder without config.json is no model."""
     p = run("generate", "some-model", "--prompt", "x", status=3)
     assert "'some-model'" in p.stderr and "mlx-bun ls" in p.stderr and "mlx-bun get" in p.stderr
     assert "without config.json" in run("generate", tmp_path, "--prompt", "x", status=3).stderr

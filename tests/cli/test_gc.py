@@ -204,7 +204,7 @@ def test_canonical_snapshot(alone):
 
 
 def test_ls_filters_and_columns(alone):
-    """REG-088 REG-089 REG-090 REG-091"""
+    """REG-088 REG-089 REG-090 REG-091 MOD-002: every family has a forward of its own: targeted"""
     plant(alone, NAME, model_files())
     odd = small_files()
     odd["config.json"] = b'{"model_type": "mystery"}'

@@ -304,7 +304,7 @@ def test_api021_unknown_adapter(llama):
 
 
 def test_api022_image_part(llama):
-    """API-022 API-031 API-041 API-181: no tower, no media parts, wherever the URL points; text parts are text."""
+    """API-022 API-031 API-041 API-181 MOD-048: no tower, no media parts, wherever the URL points; text parts are text."""
     for part in ({"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}},
                  {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
                  {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},

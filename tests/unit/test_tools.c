@@ -133,7 +133,7 @@ static void test_b052_hermes_json_every_split(void **state)
     check("hermes", "a\n<tool_call>{\"name\":\"ping\"}</tool_call>\nb\n<tool_call>{\"name\":\"ping\"}</tool_call>", "a|ping {}b|ping {}");
 }
 
-/* API-143, API-146 */
+/* API-143, API-146, MOD-030 */
 static void test_qwen_xml_types(void **state)
 {
     (void)state;
@@ -157,7 +157,7 @@ static void test_qwen_xml_types(void **state)
           "|get_weather {\"unknown\":\"5\",\"any\":5}");
 }
 
-/* API-142 */
+/* API-142, MOD-008 */
 static void test_minicpm_params_and_cdata(void **state)
 {
     (void)state;
