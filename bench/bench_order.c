@@ -4,6 +4,7 @@
  * (free.h), in alternation on the same data, best of many short runs; the share of the integer peak or of the read bandwidth
  * measured in the same minute. Prints a table and, last, one JSON line. One thread.
  * Usage: bench_order [seconds for each row, 0.5] [level]
+ *        bench_order peak     {"level", "int_gops", "float_gflops"} of one thread at the best level this machine has
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,6 +194,20 @@ static void row_run(const struct cpu_kernels *k, const struct free_kernels *f, c
     free(r.y);
 }
 
+static int print_peak(void (*const fill[])(struct free_kernels *))
+{
+    struct free_kernels f;
+    enum cpu_level l = cpu_level_detect();
+    while (l > CPU_AVX2 && !fill[l]) l--;
+    if (!fill[l]) {
+        fprintf(stderr, "bench_order: there is no measure of this processor's peak\n");
+        return 1;
+    }
+    fill[l](&f);
+    printf("{\"level\": \"%s\", \"int_gops\": %.1f, \"float_gflops\": %.1f}\n", f.level, f.int_peak() * 1e-9, f.float_peak() * 1e-9);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     double seconds = argc > 1 ? atof(argv[1]) : 0.5;
@@ -200,6 +215,7 @@ int main(int argc, char **argv)
         [CPU_AVX2] = free_fill_avx2, [CPU_AVX512] = free_fill_avx512, [CPU_AMX] = free_fill_amx,
     };
     bool first = true;
+    if (argc > 1 && strcmp(argv[1], "peak") == 0) return print_peak(fill);
     printf("{\"rows\": [");
     for (int l = CPU_AVX2; l <= (int)cpu_level_detect(); l++) {
         if (argc > 2 && strcmp(argv[2], cpu_level_name((enum cpu_level)l)) != 0) continue;

@@ -312,6 +312,7 @@ static int run_server(int argc, char **argv)
 
 #define READ_BYTES ((size_t)256 << 20)
 #define N_BARRIERS 20000
+#define N_MEETINGS 7
 
 struct machine {
     const uint64_t *data;
@@ -347,19 +348,25 @@ static void empty_tile(void *ctx, int64_t i_tile, int i_thread)
     (void)i_thread;
 }
 
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 static int run_machine(int argc, char **argv)
 {
     static const struct pool_work empty = { open_empty, empty_tile };
     struct machine m = { 0 };
     mb_error err = { 0 };
-    double best_read = 0, best_meet = 1e9;
+    double best_read = 0, meet[N_MEETINGS];
     if (argc < 3) return 2;
     if (pool_open(&m.pool, atoi(argv[2]), &err) != MB_OK) return fail(&err);
     uint64_t *data = mb_alloc_aligned(64, READ_BYTES);
     if (!data) return 1;
     memset(data, 1, READ_BYTES);
     m.data = data;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < N_MEETINGS; i++) {
         int64_t t0 = clock_now_ns();
         pool_run(m.pool, read_share, &m);
         double rate = (double)READ_BYTES * 1e-9 / seconds_since(t0);
@@ -367,10 +374,10 @@ static int run_machine(int argc, char **argv)
         t0 = clock_now_ns();
         m.n_left = N_BARRIERS;
         pool_run_regions(m.pool, &empty, &m);
-        double us = seconds_since(t0) * 1e6 / N_BARRIERS;
-        if (us < best_meet) best_meet = us;
+        meet[i] = seconds_since(t0) * 1e6 / N_BARRIERS;
     }
-    printf("{\"read_gb_s\": %.2f, \"barrier_us\": %.2f}\n", best_read, best_meet);
+    qsort(meet, N_MEETINGS, sizeof *meet, by_size); /* the least is of a time when the others were away and one thread did all */
+    printf("{\"read_gb_s\": %.2f, \"barrier_us\": %.2f}\n", best_read, meet[N_MEETINGS / 2]);
     mb_free(data);
     pool_close(m.pool);
     return m.sums[0] == 1; /* never; keeps the sums */

@@ -3,6 +3,8 @@
     peer_llama.py FILE.gguf THREADS N_PROMPT N_DECODE [BATCH] [FLASH]   {"prefill_tok_s", "decode_tok_s"}
         BATCH sequences decode together, each behind a prompt of other ids, so that a mixture's experts are as many as with other
         requests; FLASH 0, 1 or "best" of both (the default)
+    peer_llama.py FILE.gguf THREADS N_PROMPT session [BATCH] [FLASH]    a line with prefill_tok_s, then for each line "N" on standard
+        input one with decode_tok_s of so many tokens more, SESSION_TOKENS in all; BATCH is 1
     peer_llama.py --requantise TYPE FILE.gguf OUT.gguf                  TYPE q4_0 or q4_1
     peer_llama.py --logits FILE.gguf THREADS IDS OUT                    float32 [n][vocab] for each sequence of ids, a line of IDS each
     peer_llama.py --tokenizer FILE.gguf TEXT...                         {"mb_s": [one a text]}
@@ -14,6 +16,8 @@ import sys
 import time
 
 import llama_cpp as lc
+
+SESSION_TOKENS = 2048
 
 
 def quiet():
@@ -66,26 +70,52 @@ def decode(ctx, entries):
         raise SystemExit("llama_decode failed")
 
 
+class Run:
+    """n_seq sequences: their prompts, then tokens as they are asked for."""
+
+    def __init__(self, model, threads, n_prompt, n_more, n_seq, flash):
+        self.ctx, self.n_seq, self.at = context(model, threads, n_prompt + n_more + 8, n_seq, flash), n_seq, n_prompt
+        n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
+        prompts = [[(i * 37 + 11 + seq * (4099 + i)) % n_vocab for i in range(n_prompt)] for seq in range(n_seq)]
+        begin = time.perf_counter()
+        for seq in range(n_seq):
+            for first in range(0, n_prompt, 512):
+                part = prompts[seq][first:first + 512]
+                last = first + len(part) == n_prompt
+                decode(self.ctx, [(t, first + i, seq, last and i == len(part) - 1) for i, t in enumerate(part)])
+        self.prefill = n_seq * n_prompt / (time.perf_counter() - begin)
+        self.tokens = [p[-1] for p in prompts]
+        self.sampler = lc.llama_sampler_init_greedy()
+
+    def decode(self, n):
+        begin = time.perf_counter()
+        for step in range(n):
+            decode(self.ctx, [(self.tokens[s], self.at + step, s, True) for s in range(self.n_seq)])
+            self.tokens = [lc.llama_sampler_sample(self.sampler, self.ctx, s) for s in range(self.n_seq)]
+        self.at += n
+        return self.n_seq * n / (time.perf_counter() - begin)
+
+    def close(self):
+        lc.llama_sampler_free(self.sampler)
+        lc.llama_free(self.ctx)
+
+
 def rates(model, threads, n_prompt, n_decode, n_seq, flash):
-    ctx = context(model, threads, n_prompt + n_decode + 8, n_seq, flash)
-    n_vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(model))
-    prompts = [[(i * 37 + 11 + seq * (4099 + i)) % n_vocab for i in range(n_prompt)] for seq in range(n_seq)]
-    begin = time.perf_counter()
-    for seq in range(n_seq):
-        for first in range(0, n_prompt, 512):
-            part = prompts[seq][first:first + 512]
-            last = first + len(part) == n_prompt
-            decode(ctx, [(t, first + i, seq, last and i == len(part) - 1) for i, t in enumerate(part)])
-    middle = time.perf_counter()
-    sampler = lc.llama_sampler_init_greedy()
-    tokens = [p[-1] for p in prompts]
-    for step in range(n_decode):
-        decode(ctx, [(tokens[s], n_prompt + step, s, True) for s in range(n_seq)])
-        tokens = [lc.llama_sampler_sample(sampler, ctx, s) for s in range(n_seq)]
-    end = time.perf_counter()
-    lc.llama_sampler_free(sampler)
-    lc.llama_free(ctx)
-    return n_seq * n_prompt / (middle - begin), n_seq * n_decode / (end - middle)
+    run = Run(model, threads, n_prompt, n_decode, n_seq, flash)
+    rate = run.decode(n_decode)
+    run.close()
+    return run.prefill, rate
+
+
+def session(model, threads, n_prompt, flash):
+    run, left = Run(model, threads, n_prompt, SESSION_TOKENS, 1, flash), SESSION_TOKENS
+    print(json.dumps({"prefill_tok_s": round(run.prefill, 1)}), flush=True)
+    for line in sys.stdin:
+        left -= int(line)
+        if left < 0:
+            raise SystemExit("the session has no room for so many tokens more")
+        print(json.dumps({"decode_tok_s": round(run.decode(int(line)), 2)}), flush=True)
+    run.close()
 
 
 def write_logits(path, threads, ids_file, out_file):
@@ -125,9 +155,12 @@ def main():
     if sys.argv[1] == "--tokenizer":
         return tokenizer_rates(sys.argv[2], sys.argv[3:])
     model = load(sys.argv[1])
-    threads, n_prompt, n_decode = map(int, sys.argv[2:5])
+    threads, n_prompt = map(int, sys.argv[2:4])
     n_seq = int(sys.argv[5]) if len(sys.argv) > 5 else 1
     flash = sys.argv[6] if len(sys.argv) > 6 else "best"
+    if sys.argv[4] == "session":
+        return session(model, threads, n_prompt, flash != "0")
+    n_decode = int(sys.argv[4])
     both = [rates(model, threads, n_prompt, n_decode, n_seq, f) for f in ((False, True) if flash == "best" else (flash == "1",))]
     print(json.dumps({"prefill_tok_s": round(max(b[0] for b in both), 1), "decode_tok_s": round(max(b[1] for b in both), 1)}))
     del keep

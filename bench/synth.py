@@ -21,11 +21,12 @@ class Model:
     """Tensors by their names in both forms. Matrices [.., n, k] are quantised; floats are (MLX name, GGUF name, MLX dims, GGUF dims,
     value), not quantised; value None: noise about 0."""
 
-    def __init__(self, config, arch, meta, vocab, d):
+    def __init__(self, config, arch, meta, vocab, d, norm=1.0):
         self.config, self.arch, self.meta, self.matrices, self.floats = config, arch, meta, [], []
         self.matrix(self.outer("embed_tokens"), "token_embd", vocab, d)
-        self.matrix(self.outer("lm_head"), "output", vocab, d)
-        self.vector(self.outer("norm"), "output_norm", d)
+        if not config.get("tie_word_embeddings"):
+            self.matrix(self.outer("lm_head"), "output", vocab, d)
+        self.vector(self.outer("norm"), "output_norm", d, norm)
 
     def outer(self, name):
         lead = "language_model." if self.arch == "qwen35moe" else ""
@@ -77,6 +78,27 @@ def llama(d, ff, heads, kv, size, layers, vocab):
         model.gated(f"{m}.mlp", g, d, ff)
         model.vector(f"{m}.input_layernorm", f"{g}.attn_norm", d)
         model.vector(f"{m}.post_attention_layernorm", f"{g}.ffn_norm", d)
+    return model
+
+
+def gemma3(d=640, ff=2048, heads=4, kv=1, size=256, layers=18, vocab=262144, window=512, every=6):
+    """Gemma-3-270M: a model of 32k tokens whose prompt a CPU computes in bearable time, since five layers of six see 512 tokens."""
+    config, meta = common(d, layers, heads, kv, size, vocab)
+    config |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "intermediate_size": ff, "rope_theta": 1e6,
+               "rope_local_base_freq": 10000.0, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": size, "rms_norm_eps": 1e-6,
+               "tie_word_embeddings": True, "sliding_window": window, "sliding_window_pattern": every, "max_position_embeddings": 40960,
+               "layer_types": ["full_attention" if i % every == every - 1 else "sliding_attention" for i in range(layers)]}
+    meta |= {"feed_forward_length": ff, "rope.freq_base": 1e6, "attention.key_length": size, "attention.value_length": size,
+             "attention.sliding_window": window, "context_length": 40960}
+    model = Model(config, "gemma3", meta, vocab, d, 0.0)  # norms add 1
+    for i in range(layers):
+        m, g = f"model.layers.{i}", f"blk.{i}"
+        model.attention(m, g, d, heads, kv, size)
+        model.gated(f"{m}.mlp", g, d, ff)
+        for mlx, gguf, n in (("self_attn.q_norm", "attn_q_norm", size), ("self_attn.k_norm", "attn_k_norm", size),
+                             ("input_layernorm", "attn_norm", d), ("post_attention_layernorm", "post_attention_norm", d),
+                             ("pre_feedforward_layernorm", "ffn_norm", d), ("post_feedforward_layernorm", "post_ffw_norm", d)):
+            model.vector(f"{m}.{mlx}", f"{g}.{gguf}", n, 0.0)
     return model
 
 
@@ -143,6 +165,7 @@ def delta_net(model, m, g, d, keys, values, dim):
 
 # hidden, intermediate, heads, key heads, head size, layers, vocabulary
 SHAPES = {"1b": lambda: llama(2048, 8192, 32, 8, 64, 16, 32000), "8b": lambda: llama(4096, 14336, 32, 8, 128, 6, 32000),
+          "8b-whole": lambda: llama(4096, 14336, 32, 8, 128, 32, 32000), "gemma3-270m": gemma3,
           "135m-text": lambda: llama(576, 1536, 9, 3, 64, 30, 49152),  # SmolLM2-135M
           "1b-text": lambda: llama(2048, 8192, 32, 8, 64, 16, 49152), "qwen3-moe": qwen3_moe, "qwen3.5-moe": qwen3_5_moe}
 
@@ -231,6 +254,7 @@ def write_gguf(model, path, kind):
         for name, dims, value in small:
             n = math.prod(dims)
             value = -1.0 if name.endswith("ssm_a") else value  # there it is -exp(A_log)
+            value = 1.0 if model.arch == "gemma3" else value   # there the 1 is added already
             data = struct.pack(f"<{n}f", *small_noise(n)) if value is None else struct.pack("<f", value) * n
             f.write(data + b"\0" * (-len(data) % 32))
 

@@ -126,7 +126,9 @@ $(BUILD)/bench_order: bench/bench_order.c bench/free_avx2.c bench/free_avx512.c 
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $(filter %.c %.a,$^) $(LDFLAGS) -o $@ $(PKG_LIBS)
 bench-order: $(BUILD)/bench_order ## what the order rule costs in each matmul, and its share of peak or bandwidth
 	@$<
-bench: all $(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_order ## this program against llama.cpp on this machine, in alternation; QUICK=1: the first rows
+$(BUILD)/grammar_tool: tests/oracle/grammar_tool.c $(BUILD)/libmlxbun.a
+	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
+bench: all $(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_order $(BUILD)/grammar_tool ## this program against llama.cpp on this machine, in alternation; QUICK=1: the first rows
 	@QUICK=$(QUICK) ROUNDS=$(ROUNDS) tools/bench $(BUILD)
 fidelity: all $(BUILD)/bench_cpu $(BUILD)/bench_logits ## measure the tiers and the peers against float32, write docs/fidelity.md; MODELS="DIR ..." (default: the starter)
 	@tools/fidelity $(BUILD) $(MODELS)
