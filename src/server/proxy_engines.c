@@ -130,6 +130,14 @@ bool engine_want(struct proxy *p, struct engine *e, int *http_status, const char
     return true;
 }
 
+static void refuse_all(struct proxy *p, struct engine *e, const char *why)
+{
+    for (struct transfer *t = p->first, *next; t; t = next) {
+        next = t->next;
+        if (t->state == TRANSFER_WAITING && t->engine == e) transfer_refuse(p, t, why);
+    }
+}
+
 /* serve ARGS --model=PATH --unix=SOCKET --host-fd=3 (CFG-068) */
 static mb_status start_process(struct proxy *p, struct engine *e, mb_error *err)
 {
@@ -139,7 +147,8 @@ static mb_status start_process(struct proxy *p, struct engine *e, mb_error *err)
     const char **argv = arena_alloc_array(&a, (size_t)p->n_args + 8, sizeof *argv);
     int n = 0;
     int len = snprintf(e->socket, sizeof e->socket, "%s/engine-%d.sock", p->dir, e->i);
-    mb_status st = len > 0 && (size_t)len < sizeof e->socket ? MB_OK : mb_fail(err, MB_INVALID, "the folder for temporary files has too long a path for a socket: %s", p->dir);
+    mb_status st = MB_OK;
+    if (len < 0 || (size_t)len >= sizeof e->socket) st = mb_fail(err, MB_INVALID, "%s is too long a path for the folder of a socket", p->dir);
     if (st == MB_OK && argv) {
         argv[n++] = "mlx-bun";
         argv[n++] = "serve";
@@ -169,10 +178,7 @@ static void start(struct proxy *p, struct engine *e)
         LOGE("engine", "%s: %s", name_of(e), err.text);
         e->t_start_at_ns = e->t_started_ns + RETRY_NS;
         set_state(p, e, ENGINE_ABSENT);
-        for (struct transfer *t = p->first, *next; t; t = next) {
-            next = t->next;
-            if (t->state == TRANSFER_WAITING && t->engine == e) transfer_refuse(p, t, CANNOT_START);
-        }
+        refuse_all(p, e, CANNOT_START);
         return;
     }
     wire_host_open(&e->wire, e->process.host_fd);
@@ -262,14 +268,6 @@ void engine_io(struct proxy *p, struct engine *e)
 }
 
 /* --- the end of a process --- */
-static void refuse_all(struct proxy *p, struct engine *e, const char *why)
-{
-    for (struct transfer *t = p->first, *next; t; t = next) {
-        next = t->next;
-        if (t->state == TRANSFER_WAITING && t->engine == e) transfer_refuse(p, t, why);
-    }
-}
-
 static void describe_end(int status, char out[64])
 {
     if (WIFSIGNALED(status)) snprintf(out, 64, "by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));

@@ -22,7 +22,7 @@
 #define READ_BYTES (16 << 10)
 #define READS_A_TURN 4
 #define EVENT_HELD_MAX ((size_t)4 << 20) /* of an event that is not whole yet; a larger one is passed on in pieces */
-#define BOOK_STEP ((size_t)1 << 20)
+#define BOOK_STEP BODY_SMALL_BYTES
 #define LOST_NS 1000000000LL
 
 static const char DIED[] = "the engine ended while it worked on this request; it is started again";
@@ -270,13 +270,13 @@ static void take_head(struct transfer *t)
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Bytes of whole events at the beginning of in. */
-static size_t whole_events(struct transfer *t)
+/* Bytes of whole events at the beginning of in, of which none ends in the first `before` bytes. */
+static size_t whole_events(struct transfer *t, size_t before)
 {
-    size_t n = t->in.len;
+    size_t n = t->in.len, least = before ? before + 1 : 2;
     const char *d = t->in.data;
-    while (n >= 2 && !(d[n - 1] == '\n' && d[n - 2] == '\n')) n--;
-    if (n >= 2) return n;
+    while (n >= least && !(d[n - 1] == '\n' && d[n - 2] == '\n')) n--;
+    if (n >= least) return n;
     return t->in.len > EVENT_HELD_MAX ? t->in.len : 0;
 }
 
@@ -288,9 +288,9 @@ static void count_events(struct transfer *t, size_t len)
         t->n_events += q == d || q[-1] == '\n';
 }
 
-static void pass_on(struct transfer *t)
+static void pass_on(struct transfer *t, size_t before)
 {
-    size_t n = whole_events(t);
+    size_t n = whole_events(t, before);
     if (n == 0) return;
     struct buf b = { .data = t->in.data, .len = n, .cap = t->in.cap }; /* a view: it is only read, and cleared */
     t->torn = n < 2 || t->in.data[n - 1] != '\n' || t->in.data[n - 2] != '\n';
@@ -338,7 +338,7 @@ static bool take_bytes(struct proxy *p, struct transfer *t, const char *data, si
         fail(p, t, 503, NULL, "body_memory", "answers and bodies in work fill the memory set by --body-memory; try again later");
         return false;
     }
-    if (t->is_stream) pass_on(t);
+    if (t->is_stream) pass_on(t, before);
     if (t->up.state == UP_DONE) complete(p, t);
     else if (t->up.state == UP_BROKEN) lose(p, t);
     else return true;

@@ -298,6 +298,7 @@ def test_responses_outlive_the_engine(iso):
     before = engine(iso)
     os.kill(before["pid"], signal.SIGKILL)
     assert iso.get(f"/v1/responses/{a['id']}").json() == a
+    wait_for(lambda: engine(iso)["pid"] != before["pid"])  # what is sent before the host has seen it is answered 502
     c = iso.ok("/v1/responses", {"input": "c", "max_output_tokens": 2, "previous_response_id": b})
     assert c["instructions"] == "be brief" and c["usage"]["input_tokens"] > a["usage"]["input_tokens"]
     assert iso.http.delete(f"/v1/responses/{b}").json()["deleted"] is True
