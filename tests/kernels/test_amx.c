@@ -6,11 +6,17 @@
 #include "ops/cpu/amx/tiles_c.h"
 
 #include "ops/cpu/amx/matmul_tiles.h"
+#include "ops/cpu/amx/matmul_bf16.h"
+
+static bool bf16; /* matmul_bf16.h, not matmul_tiles.h */
 
 static void tiles_matmul(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
                          int64_t m, float *y, int64_t ld_y)
 {
-    matmul_tiles(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
+    if (bf16)
+        matmul_bf16(w, blk0, blk1, x, row0, m, y, ld_y);
+    else
+        matmul_tiles(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 static void check_tiles(int bits, int g, enum dtype dt, enum act_form form, int64_t n, int64_t k, int64_t m, enum flavour fl)
@@ -84,6 +90,47 @@ static void test_tiles_pieces(void **state)
     }
 }
 
+/* matmul_bf16.h. Its tiles add whole numbers as floats: the plain-C tile checks that each of their sums is exact. */
+static void test_b109_bf16_equal_portable(void **state)
+{
+    (void)state;
+    static const enum dtype dts[] = { DT_BF16, DT_F16, DT_F32 };
+    bf16 = true;
+    for (int fl = 0; fl < 4; fl++)
+        for (int d = 0; d < 3; d++)
+            check_tiles(4, 32, dts[d], ACT_Q16, 1 + kt_below(60), 32 * (1 + kt_below(9)), 1 + kt_below(60), (enum flavour)fl);
+    for (int64_t m = 1; m <= 34; m += 3) check_tiles(4, 32, DT_BF16, ACT_Q16, 1 + kt_below(40), 96, m, PLAIN);
+    check_tiles(4, 32, DT_BF16, ACT_Q16, 16 * RUN_BLOCKS + 20, PIECE_GROUPS * 64 + 32, 20, PLAIN); /* pieces of k, runs of blocks */
+    check_tiles(4, 32, DT_F16, ACT_Q16, 18, 64, 16 * RUN_STRIPS + 21, PLAIN);                      /* runs of strips */
+    bf16 = false;
+}
+
+/* The largest codes and inputs, of one sign and of both: the bound of matmul_bf16.h. */
+static void test_b109_bf16_extremes(void **state)
+{
+    (void)state;
+    struct cpu_kernels plain;
+    cpu_kernels_fill(&plain, CPU_PORTABLE);
+    for (int c = 0; c < 3; c++) {
+        enum { M = 20, N = 80, K = 96 };
+        struct problem pr = problem_make(4, 32, DT_BF16, N, K);
+        memset(pr.codes.p, 0xff, pr.codes.size);
+        cpu_pack_blocks(&pr.src, 0, N / 16, pr.packed.p);
+        struct kt_buf x = kt_alloc(M * K * 4), want = kt_alloc(M * N * 4), y = kt_alloc(M * N * 4), ab;
+        float v[3] = { 32512.0f, -32512.0f, 32512.0f - 385.0f }; /* limbs of 127, -127 and -128 */
+        for (int64_t i = 0; i < M * K; i++) ((float *)x.p)[i] = i % 32 == 0 ? 32512.0f : v[c < 2 ? c : kt_below(3)];
+        struct cpu_act a = act_make(&plain, ACT_Q16, 32, K, M, (float *)x.p, &ab);
+        plain.matmul_q4_q16(&pr.w, 0, N / 16, &a, 0, M, (float *)want.p, N);
+        matmul_bf16(&pr.w, 0, N / 16, &a, 0, M, (float *)y.p, N);
+        kt_expect_same((float *)want.p, (float *)y.p, M * N, "bf16, extremes");
+        kt_free(&x);
+        kt_free(&y);
+        kt_free(&want);
+        kt_free(&ab);
+        problem_free(&pr);
+    }
+}
+
 int main(void)
 {
     kt_seed();
@@ -91,6 +138,8 @@ int main(void)
         cmocka_unit_test(test_b109_tiles_equal_portable),
         cmocka_unit_test(test_tiles_every_row_count),
         cmocka_unit_test(test_tiles_pieces),
+        cmocka_unit_test(test_b109_bf16_equal_portable),
+        cmocka_unit_test(test_b109_bf16_extremes),
     };
     return cmocka_run_group_tests_name("amx", tests, NULL, NULL);
 }

@@ -183,22 +183,23 @@ static void test_levels_extreme(void **state)
     struct cpu_kernels plain, t[CPU_LEVEL_COUNT];
     cpu_fill_portable(&plain);
     int levels = kt_levels(t);
+    enum { N = 80 };
     for (int c = 0; c < 24; c++) {
         int bits = c & 1 ? 8 : 4, g = c & 2 ? 128 : 32;
         enum act_form form = c & 4 ? ACT_Q8 : ACT_Q16;
-        struct problem pr = problem_make(bits, g, DT_BF16, 48, 2 * g);
+        struct problem pr = problem_make(bits, g, DT_BF16, N, 2 * g);
         memset(pr.codes.p, 0xff, pr.codes.size);
-        cpu_pack_blocks(&pr.src, 0, 3, pr.packed.p);
-        int64_t m = 1 + kt_below(8), k = 2 * g;
-        struct kt_buf x = kt_alloc((size_t)(m * k) * 4), want = kt_alloc((size_t)m * 48 * 4), y = kt_alloc((size_t)m * 48 * 4), ab;
+        cpu_pack_blocks(&pr.src, 0, N / 16, pr.packed.p);
+        int64_t m = 1 + kt_below(c % 3 ? 8 : 40), k = 2 * g;
+        struct kt_buf x = kt_alloc((size_t)(m * k) * 4), want = kt_alloc((size_t)m * N * 4), y = kt_alloc((size_t)m * N * 4), ab;
         /* 32512 = 127 * 256; other levels of the limbs reach -128 and 127. */
         float v[3] = { 32512.0f, -32512.0f, 32512.0f - 385.0f };
         for (int64_t i = 0; i < m * k; i++) ((float *)x.p)[i] = i % g == 0 ? 32512.0f : c < 8 ? v[0] : c < 16 ? v[1] : v[kt_below(3)];
         struct cpu_act a = act_make(&plain, form, g, k, m, (float *)x.p, &ab);
-        pick(&plain, pr.w.type, form)(&pr.w, 0, 3, &a, 0, m, (float *)want.p, 48);
+        pick(&plain, pr.w.type, form)(&pr.w, 0, N / 16, &a, 0, m, (float *)want.p, N);
         for (int l = 0; l < levels; l++) {
-            pick(&t[l], pr.w.type, form)(&pr.w, 0, 3, &a, 0, m, (float *)y.p, 48);
-            kt_expect_same((float *)want.p, (float *)y.p, (size_t)m * 48, t[l].level);
+            pick(&t[l], pr.w.type, form)(&pr.w, 0, N / 16, &a, 0, m, (float *)y.p, N);
+            kt_expect_same((float *)want.p, (float *)y.p, (size_t)m * N, t[l].level);
         }
         kt_free(&x);
         kt_free(&y);

@@ -1,5 +1,6 @@
 /* matmul_tiles.h: quantised weights times quantised inputs by tiles of 16 rows by 16 outputs (kernels.h has the contract).
  * Written over tile_ops.h: whoever includes this has included tiles.h, or tiles_c.h.
+ * (4-bit weights in groups of 32 times two limbs of many rows: matmul_bf16.h.)
  *
  * The products of one group are one tile product (two for groups of 128): rows of inputs are read where they lie, a row of
  * the code tile is one vector of the packed weight, 4-bit codes spread to bytes first. The sums go through memory to vector
