@@ -114,6 +114,19 @@ static void deal_line(struct builder *b, const struct part *parts, int n_parts, 
     }
 }
 
+/* Blocks that stay together: two, or one where the thread with most would have much more. */
+static int64_t share_unit(const struct part *parts, int n_parts, int n_threads)
+{
+    int64_t pairs = 0, blocks = 0, pairs_most, most;
+    for (int i = 0; i < n_parts; i++) {
+        blocks += parts[i].n_blocks;
+        pairs += (parts[i].n_blocks + CPU_SHARE_BLOCKS - 1) / CPU_SHARE_BLOCKS;
+    }
+    pairs_most = (pairs + n_threads - 1) / n_threads * CPU_SHARE_BLOCKS;
+    most = (blocks + n_threads - 1) / n_threads;
+    return 8 * most <= 7 * pairs_most ? 1 : CPU_SHARE_BLOCKS;
+}
+
 /* Tiles and bounds of a linear pass. */
 static void deal(struct builder *b, struct cpu_pass *p, const struct part *parts, int n_parts, int64_t unit)
 {
@@ -190,7 +203,7 @@ static int32_t add_linears(struct builder *b, const struct plan_step *s, int32_t
     struct cpu_pass *p = add_pass(b, s, cpu_linear_open, glu ? cpu_linear_glu_tile : cpu_linear_tile);
     p->n_steps = n;
     if (!glu) {
-        deal(b, p, parts, n_parts, CPU_SHARE_BLOCKS);
+        deal(b, p, parts, n_parts, share_unit(parts, n_parts, b->c->n_threads));
         return n;
     }
     p->partner = &s[n];
