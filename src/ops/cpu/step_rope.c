@@ -49,8 +49,14 @@ void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i,
     c->dev->kernels.kv_write((enum kv_format)c->plan->kinds[s->u.rope_kv.i_kind].format, d, b->index[i] % KV_PAGE_TOKENS, tmp, v, area);
 }
 
-/* Tokens of a tile: one head of a stretch of a page's lines. */
+/* Tokens of a tile: one head of a stretch of a page's lines. Heads innermost: a thread's share has some of q and some of K and V, which
+ * take longer, and few rows. */
 #define ROPE_TILE KV_PAGE_TOKENS
+
+static int n_heads(const struct plan_step *s)
+{
+    return s->u.rope_kv.n_head + (s->u.rope_kv.k >= 0 ? s->u.rope_kv.n_head_kv : 0);
+}
 
 static int64_t stretches(const struct compiled *c)
 {
@@ -62,15 +68,14 @@ int64_t cpu_rope_open(struct compiled *c, const struct cpu_pass *p, int i_thread
     (void)i_thread;
     (void)bounds;
     if (p->partner && c->batch.all_single) return 0;
-    int n_kv = p->s->u.rope_kv.k >= 0 ? p->s->u.rope_kv.n_head_kv : 0;
-    return (int64_t)(p->s->u.rope_kv.n_head + n_kv) * stretches(c);
+    return n_heads(p->s) * stretches(c);
 }
 
 void cpu_rope_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     const struct plan_step *s = p->s;
-    int h = (int)(i_tile / stretches(c)), n_q = s->u.rope_kv.n_head;
-    int32_t first = (int32_t)(i_tile % stretches(c)) * ROPE_TILE;
+    int h = (int)(i_tile % n_heads(s)), n_q = s->u.rope_kv.n_head;
+    int32_t first = (int32_t)(i_tile / n_heads(s)) * ROPE_TILE;
     int32_t end = first + ROPE_TILE < c->batch.m ? first + ROPE_TILE : c->batch.m;
     for (int32_t i = first; i < end; i++) {
         if (h < n_q) cpu_rope_q(c, s, i, h, cpu_row_f32(c, s->out, i) + (int64_t)h * s->u.rope_kv.head_dim);
