@@ -5,6 +5,7 @@
  */
 #include "ops/cuda/kernels_dev.cuh"
 #include "ops/cuda/kernels_int.h"
+#include "ops/cuda/kernels_norm.cuh"
 
 #define WARPS CK_LEAVES
 /* Halves of a row that was normed here: rows lie in different banks. As much of them as leaves room for two blocks. */
@@ -201,8 +202,29 @@ template <int FMT, int NS, int NT, int RT> struct ring {
  * multiply. The same operations as norm_kernel's (steps_rows.cu), whose 512 or 128 threads are played by 256. */
 #define NORM_KEEP 16
 static __device__ __forceinline__ void norm_meet(void) { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+static __device__ __forceinline__ void norm_pairs(const struct ck_x &x, int m, __half *to, int ld, float *warps)
+{
+    const int tid = (int)threadIdx.x, n = (int)x.k;
+    const float inv_mul = 1.0f / x.mul;
+    struct ck_norm_row weight, row;
+    if (x.norm_weight) weight.load(x.norm_weight, n, tid, 1.0f);
+    for (int i = 0; i < m; i++)
+        for (int k = n + tid; k < x.k_pad; k += 256) to[i * ld + k] = __float2half_rn(0.0f);
+    ck_pdl_wait();
+    for (int i = 0; i < m; i++) {
+        row.load(x.norm_in + (int64_t)i * x.ld_norm, n, tid, 0.0f);
+        const float r = row.factor(n, x.norm_eps, tid, warps, norm_meet);
+        row.out(n, tid, r, x.norm_identity != 0, weight, x.norm_weight != NULL, inv_mul, [&](int k, __half2 v) { *(__half2 *)(to + i * ld + k) = v; });
+        norm_meet();
+    }
+}
+
 static __device__ __forceinline__ void norm_rows(const struct ck_x &x, int m, __half *to, int ld, float *warps)
 {
+    if (ck_norm_pairs(x.norm_in, x.ld_norm, x.norm_weight, (int)x.k)) {
+        norm_pairs(x, m, to, ld, warps);
+        return;
+    }
     const int tid = (int)threadIdx.x, n = (int)x.k, wide = n >= 1024, step = wide ? 256 : 128, n_warp = wide ? 16 : 4;
     const bool mine = wide || tid < 128;
     float weight[NORM_KEEP], v[NORM_KEEP];

@@ -2,7 +2,7 @@
  * a linear whose product lies in scratch. A sum of squares goes over the threads of one block, whose number is a function of
  * the vector's length; threads fold by halves, then warps in order.
  */
-#include "ops/cuda/kernels_dev.cuh"
+#include "ops/cuda/kernels_norm.cuh"
 #include "ops/cuda/steps.h"
 
 /* Sum over the block, the same for every thread. shared: a float a warp. */
@@ -75,9 +75,28 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
         for (int64_t k = a.width + tid; k < x.k_pad; k += by) x_put(x, inv_mul, row, k, 0.0f);
 }
 
+/* A norm that only becomes a linear input, as most do. */
+static __global__ void __launch_bounds__(256) norm_input_kernel(const __grid_constant__ struct cs_norm a, const __grid_constant__ ck_x x)
+{
+    __shared__ float warps[16];
+    const int row = (int)blockIdx.x, n = a.width, t = (int)threadIdx.x;
+    const float inv_mul = 1.0f / x.mul;
+    struct ck_norm_row weight, v;
+    ck_pdl_launch();
+    if (a.weight) weight.load(a.weight, n, t, 1.0f);
+    ck_pdl_wait();
+    v.load(a.in + (int64_t)row * a.ld_in, n, t, 0.0f);
+    const float r = v.factor(n, a.eps, t, warps, [] { __syncthreads(); });
+    v.out(n, t, r, a.identity != 0, weight, a.weight != NULL, inv_mul,
+          [&](int k, __half2 y) { *(__half2 *)((__half *)x.v + ck_x_off(x.layout, x.k_pad, row, k)) = y; });
+    for (int64_t k = n + t; k < x.k_pad; k += 256) x_put(x, inv_mul, row, k, 0.0f);
+}
+
 extern "C" int cs_norm(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st)
 {
     int n = a->width / a->n_pieces;
+    if (a->x && a->n_pieces == 1 && !a->add_to && !a->out && !a->copy && ck_norm_pairs(a->in, a->ld_in, a->weight, n))
+        return ck_launch(c, norm_input_kernel, dim3((unsigned)a->m), 256, 0, st, *a, *a->x);
     return ck_launch(c, norm_kernel, dim3((unsigned)a->m, (unsigned)a->n_pieces), (int)(n >= 1024 ? 512 : 128), 0, st, *a, x_or_none(a->x));
 }
 
