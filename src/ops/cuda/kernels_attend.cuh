@@ -257,6 +257,27 @@ static __device__ __forceinline__ void merge(float &M, float &L, float m, float 
     L = __fmaf_rn(l, eb, __fmul_rn(L, ea));
 }
 
+#define FACTORS 32 /* splits at a time */
+/* merge, of up to 32 splits of a row in one go, by a warp: lane i has split i's m and l (none: -inf, 0) and gets its factors; M and L are all
+ * lanes' and go on. Maxima are exact in any order; what is rounded goes left to right. */
+static __device__ __forceinline__ float2 merge_factors(float &M, float &L, float m, float l, int n, int lane)
+{
+    const bool seen = l != 0.0f;
+    float most = seen ? m : -INFINITY;
+    for (int step = 1; step < 32; step *= 2) {
+        const float o = __shfl_up_sync(~0u, most, step);
+        if (lane >= step) most = fmaxf(most, o);
+    }
+    most = fmaxf(M, most);
+    float before = __shfl_up_sync(~0u, most, 1);
+    if (lane == 0) before = M;
+    const float2 f = seen ? make_float2(step_down(before, most), ck_exp2(__fsub_rn(m, most))) : make_float2(1.0f, 0.0f);
+    for (int s = 0; s < n; s++)
+        L = __fmaf_rn(__shfl_sync(~0u, l, s), __shfl_sync(~0u, f.y, s), __fmul_rn(L, __shfl_sync(~0u, f.x, s)));
+    M = __shfl_sync(~0u, most, 31);
+    return f;
+}
+
 /* Factor of O behind the last split: the sink, then 1 / L. */
 static __device__ __forceinline__ void finish(const struct attend_args &g, int head, float M, float L, float *ea, float *inv)
 {

@@ -224,14 +224,14 @@ static __device__ __forceinline__ void stream_split(float (*o)[4], float m[2], f
     }
 }
 
-/* The splits of a head that several warps had. */
+/* The splits of a head that several warps had, by the warp that comes last: the first piece, as one, then the others' splits. */
 template <int DP>
 static __device__ __forceinline__ void stream_merge(const struct stream_args &t, const struct stream_rows &rows, const struct stream_piece &p, int share, int lane,
                                                     const float *parts, int stride)
 {
+    constexpr int PER = DP / 4, AHEAD = 16; /* float4 of a row, at most one of a lane */
     const struct attend_args &g = t.g;
     const int split0 = rows.split0(p.row), n_split = rows.split1(p.row) - split0;
-    const struct ck_attn_unit u = { t.tok0 + p.row, 1, 0, 0 };
     const unsigned n_piece = (unsigned)((p.at + n_split - 1) / share - p.at / share); /* but one */
     unsigned before = 0;
     __threadfence();
@@ -239,13 +239,43 @@ static __device__ __forceinline__ void stream_merge(const struct stream_args &t,
     if (lane == 0) before = atomicInc(g.count + (int64_t)p.row * g.a.n_head_kv + p.kvh, n_piece);
     if (__shfl_sync(~0u, before, 0) != n_piece) return;
     __threadfence();
-    const int ahead = share - p.at % share; /* splits that the first piece has merged */
-    merge_splits<DP, 16>(g, u, p.kvh, 0, g.group, 0, n_split - ahead + 1, lane, 32, [&](int i, int row, int dim, float &mm, float &ll, float4 &v) {
-        const float *from = parts + (int64_t)(split0 + (i > 0 ? i + ahead - 1 : 0)) * stride;
-        mm = __ldcg(from + row);
-        ll = __ldcg(from + 16 + row);
-        v = __ldcg((const float4 *)(from + 32 + row * DP + dim));
-    });
+    const int ahead = share - p.at % share, n = n_split - ahead + 1; /* splits that the first piece has merged; what there is to merge */
+    auto from = [&](int i) { return parts + (int64_t)(split0 + (i > 0 ? i + ahead - 1 : 0)) * stride; };
+#pragma unroll 1
+    for (int row = 0; row < g.group; row++) {
+        const int tok = t.tok0 + p.row, head = p.kvh * g.group + row;
+        float M = -INFINITY, L = 0.0f, ea, inv;
+        float4 O = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int s0 = 0; s0 < n; s0 += FACTORS) {
+            const int n_now = min(n - s0, FACTORS);
+            const float m = lane < n_now ? __ldcg(from(s0 + lane) + row) : -INFINITY, l = lane < n_now ? __ldcg(from(s0 + lane) + 16 + row) : 0.0f;
+            float4 v[AHEAD];
+            float2 f;
+            for (int s = 0; s < n_now; s += AHEAD) {
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++)
+                    if (s + k < n_now && lane < PER) v[k] = __ldcg((const float4 *)(from(s0 + s + k) + 32) + row * PER + lane);
+                if (s == 0) f = merge_factors(M, L, m, l, n_now, lane);
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++) {
+                    if (s + k >= n_now) break;
+                    const float fa = __shfl_sync(~0u, f.x, s + k), fb = __shfl_sync(~0u, f.y, s + k);
+                    O.x = __fmaf_rn(v[k].x, fb, __fmul_rn(O.x, fa));
+                    O.y = __fmaf_rn(v[k].y, fb, __fmul_rn(O.y, fa));
+                    O.z = __fmaf_rn(v[k].z, fb, __fmul_rn(O.z, fa));
+                    O.w = __fmaf_rn(v[k].w, fb, __fmul_rn(O.w, fa));
+                }
+            }
+        }
+        finish(g, head, M, L, &ea, &inv);
+        if (lane < PER) {
+            store_out(g, tok, head, 4 * lane, __fmul_rn(__fmul_rn(O.x, ea), inv));
+            store_out(g, tok, head, 4 * lane + 1, __fmul_rn(__fmul_rn(O.y, ea), inv));
+            store_out(g, tok, head, 4 * lane + 2, __fmul_rn(__fmul_rn(O.z, ea), inv));
+            store_out(g, tok, head, 4 * lane + 3, __fmul_rn(__fmul_rn(O.w, ea), inv));
+        }
+        if (lane == 0) store_tail(g, tok, head, 0, 1);
+    }
 }
 #endif
 

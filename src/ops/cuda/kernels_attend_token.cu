@@ -21,7 +21,7 @@ struct token_args {
 /* What warps leave for each other. p: weights as A fragments. */
 template <bool BF, int W> struct token_area {
     uint4 p[BF ? 2 : 1][4][4][32];
-    float part_max[W][16], tile_sum[4][16];
+    float part_max[16][W], tile_sum[4][16]; /* of a row: four maxima, or two, or one of each tile */
 };
 template <int DP, bool BF, int W> struct token_room {
     enum {
@@ -76,14 +76,17 @@ static __device__ __forceinline__ void s_part(float s[KB][4], const uint4 *qs, c
             mma<BF>(s[i], ah, al, st & 1 ? v.z : v.x, st & 1 ? v.w : v.y);
         }
     }
+    if (softcap != 0.0f) /* apart: its code would lie in everybody's way */
+#pragma unroll
+        for (int i = 0; i < KB; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[i][e] = __fmul_rn(__fmul_rn(softcap, ck_tanh(__fdiv_rn(s[i][e], softcap))), 1.44269504088896341f);
 #pragma unroll
     for (int i = 0; i < KB; i++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int key = key0 + key_of(block0 + i, 2 * t + (e & 1));
-            float v = s[i][e];
-            if (softcap != 0.0f) v = __fmul_rn(__fmul_rn(softcap, ck_tanh(__fdiv_rn(v, softcap))), 1.44269504088896341f);
-            s[i][e] = key >= lo && key < hi ? v : -INFINITY;
+            s[i][e] = key >= lo && key < hi ? s[i][e] : -INFINITY;
             most[e >> 1] = larger(s[i][e], most[e >> 1]);
         }
 #pragma unroll
@@ -105,18 +108,23 @@ static __device__ __forceinline__ void token_product(float (*o)[4], float m_last
     if (active(tile)) s_part<DP, BF, KB>(s, qs, k_of(tile), part * KB, softcap, key0 + tile * 64, lo, hi, lane, most);
     if ((lane & 3) == 0)
 #pragma unroll
-        for (int r = 0; r < 2; r++) area.part_max[warp][(lane >> 2) + 8 * r] = most[r];
+        for (int r = 0; r < 2; r++) area.part_max[(lane >> 2) + 8 * r][warp] = most[r];
     __syncthreads();
     between();
     float m[4][2]; /* running maximum behind each tile */
 #pragma unroll
-    for (int w = 0; w < 4; w++)
+    for (int r = 0; r < 2; r++) {
+        float before = -INFINITY, part_max[W];
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            m[w][r] = w ? m[w ? w - 1 : 0][r] : -INFINITY;
+        for (int i = 0; i < W / 4; i++) *(float4 *)&part_max[4 * i] = *(const float4 *)&area.part_max[(lane >> 2) + 8 * r][4 * i];
 #pragma unroll
-            for (int i = 0; i < PARTS; i++) m[w][r] = larger(area.part_max[w * PARTS + i][(lane >> 2) + 8 * r], m[w][r]);
+        for (int w = 0; w < 4; w++) {
+            float most_w = part_max[w * PARTS];
+#pragma unroll
+            for (int i = 1; i < PARTS; i++) most_w = larger(part_max[w * PARTS + i], most_w);
+            before = m[w][r] = larger(most_w, before);
         }
+    }
     if (active(tile)) {
 #pragma unroll
         for (int i = 0; i < KB; i++) {
@@ -189,41 +197,74 @@ static __device__ __forceinline__ void token_product(float (*o)[4], float m_last
     m_last[1] = m[3][1];
 }
 
-/* Splits [split0, split1) of the first n_rows rows from row0 on, left to right, a value a thread: part(split) is what a split left
- * (part_write). coherent: written by other blocks through memory. */
-template <int DP, typename PART>
-static __device__ __forceinline__ void token_merge(const struct attend_args &g, int tok, int head0, int n_rows, int split0, int split1, int n_thread, float inv_mul,
-                                                   bool through_memory, PART part)
+/* Splits [split0, split1) of the first n_rows rows, left to right: a warp a row makes the factors, then a thread has some values each. part(split)
+ * is what a split left (part_write); through_memory: written by other blocks. */
+struct token_factors {
+    float2 of[16][FACTORS], last[16]; /* of each split; behind the last one: factor, 1 / L */
+};
+template <int DP, int W, bool THROUGH_MEMORY, typename PART>
+static __device__ __forceinline__ void token_merge(const struct attend_args &g, int tok, int head0, int n_rows, int split0, int split1, float inv_mul,
+                                                   struct token_factors &f, PART part)
 {
-    constexpr int AHEAD = 16;
-    for (int idx = (int)threadIdx.x; idx < n_rows * DP; idx += n_thread) {
-        const int row = idx / DP, dim = idx % DP, col = (head0 + row) * g.a.head_dim + dim;
-        float M = -INFINITY, L = 0, ea, eb, inv, O = 0;
-        for (int s0 = split0; s0 < split1; s0 += AHEAD) {
-            float m[AHEAD], l[AHEAD], v[AHEAD];
+    constexpr int EACH = (16 * DP + W * 32 - 1) / (W * 32), ROWS = (16 + W - 1) / W, AHEAD = 8;
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    auto get = [](const float *p) { return THROUGH_MEMORY ? __ldcg(p) : *p; };
+    float O[EACH] = {}, M[ROWS], L[ROWS];
 #pragma unroll
-            for (int s = 0; s < AHEAD; s++) {
-                if (s0 + s >= split1) break;
-                const float *p = part(s0 + s);
-                m[s] = through_memory ? __ldcg(p + row) : p[row];
-                l[s] = through_memory ? __ldcg(p + 16 + row) : p[16 + row];
-                v[s] = through_memory ? __ldcg(p + 32 + idx) : p[32 + idx];
-            }
+    for (int i = 0; i < ROWS; i++) {
+        M[i] = -INFINITY;
+        L[i] = 0.0f;
+    }
+    for (int s0 = split0; s0 < split1; s0 += FACTORS) {
+        const int n = min(split1 - s0, FACTORS);
+        if (s0 > split0) __syncthreads(); /* the factors before these have been used */
 #pragma unroll
-            for (int s = 0; s < AHEAD; s++) {
-                if (s0 + s >= split1) break;
-                merge(M, L, m[s], l[s], ea, eb);
-                O = __fmaf_rn(v[s], eb, __fmul_rn(O, ea));
+        for (int i = 0; i < ROWS; i++) {
+            const int row = warp + i * W;
+            if (row >= n_rows) break;
+            const float m = lane < n ? get(part(s0 + lane) + row) : -INFINITY, l = lane < n ? get(part(s0 + lane) + 16 + row) : 0.0f;
+            f.of[row][lane] = merge_factors(M[i], L[i], m, l, n, lane);
+            if (s0 + n == split1) {
+                float ea, inv;
+                finish(g, head0 + row, M[i], L[i], &ea, &inv);
+                if (lane == 0) f.last[row] = make_float2(ea, inv);
             }
         }
-        finish(g, head0 + row, M, L, &ea, &inv);
-        O = __fmul_rn(__fmul_rn(O, ea), inv);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int idx = (int)threadIdx.x + i * W * 32, row = idx / DP;
+            if (row >= n_rows) break;
+            for (int s = 0; s < n; s += AHEAD) {
+                float v[AHEAD];
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++)
+                    if (s + k < n) v[k] = get(part(s0 + s + k) + 32 + idx);
+#pragma unroll
+                for (int k = 0; k < AHEAD; k++)
+                    if (s + k < n) O[i] = __fmaf_rn(v[k], f.of[row][s + k].y, __fmul_rn(O[i], f.of[row][s + k].x));
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int idx = (int)threadIdx.x + i * W * 32, row = idx / DP, dim = idx % DP, col = (head0 + row) * g.a.head_dim + dim;
+        if (row >= n_rows) break;
+        const float v = __fmul_rn(__fmul_rn(O[i], f.last[row].x), f.last[row].y);
         if (dim < g.a.head_dim) {
-            if (g.a.out) g.a.out[tok * g.a.ld_out + col] = O;
-            if (g.write_x) ((__half *)g.x.v)[ck_x_off(g.x.layout, g.x.k_pad, tok, col)] = __float2half_rn(__fmul_rn(O, inv_mul));
+            if (g.a.out) g.a.out[tok * g.a.ld_out + col] = v;
+            if (g.write_x) ((__half *)g.x.v)[ck_x_off(g.x.layout, g.x.k_pad, tok, col)] = __float2half_rn(__fmul_rn(v, inv_mul));
         }
         if (dim == 0) store_tail(g, tok, head0 + row, 0, 1);
     }
+}
+
+/* A launch's arguments lie in constant memory, cold: the first read of each 64 bytes waits for it. */
+static __device__ __forceinline__ void touch_arguments(const struct token_args &t)
+{
+    const uint32_t *words = (const uint32_t *)(const void *)&t;
+#pragma unroll
+    for (unsigned i = 0; i < sizeof t / 4; i += 16) asm volatile("" ::"r"(words[i]));
 }
 
 template <int DP, bool BF, int W, int BLOCKS> static __global__ void __launch_bounds__(W * 32, BLOCKS) token_kernel(const __grid_constant__ struct token_args t)
@@ -274,6 +315,7 @@ template <int DP, bool BF, int W, int BLOCKS> static __global__ void __launch_bo
     const float *cs = t.r.table ? table : NULL;
     const float *q0 = t.r.q + tok * t.r.ld_q + (int64_t)(kvh * g.group + row0) * t.r.q_step, *k0 = t.r.k + tok * t.r.ld_k + (int64_t)kvh * d,
                 *v0 = t.r.v + tok * t.r.ld_v + (int64_t)kvh * d;
+    touch_arguments(t); /* what comes later finds them in the cache */
     __syncthreads();
     ck_pdl_launch();
     ck_pdl_wait();
@@ -338,6 +380,7 @@ template <int DP, bool BF, int W, int BLOCKS> static __global__ void __launch_bo
         store_single<NB>(g, u, kvh, row0, g.group, o, m, l, warp * (DP / W), warp == W - 1, lane);
         return;
     }
+    struct token_factors &factors = *(struct token_factors *)(void *)smem; /* keys are done with */
     const int head0 = kvh * g.group + row0, stride = R::stride(n_q);
     if (t.cluster) { /* into the memory of the last split's block, which alone merges: few values, and no way back */
         ck_cluster_wait(); /* it has begun */
@@ -345,7 +388,7 @@ template <int DP, bool BF, int W, int BLOCKS> static __global__ void __launch_bo
         ck_cluster_arrive();
         if (split != split1 - 1) return;
         ck_cluster_wait();
-        token_merge<DP>(g, tok, head0, n_q, split0, split1, N_THREAD, inv_mul, false, [&](int sp) { return merged + sp * stride; });
+        token_merge<DP, W, false>(g, tok, head0, n_q, split0, split1, inv_mul, factors, [&](int sp) { return merged + sp * stride; });
         return;
     }
     const int64_t place = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
@@ -358,7 +401,7 @@ template <int DP, bool BF, int W, int BLOCKS> static __global__ void __launch_bo
         __threadfence();
     }
     __syncthreads();
-    if (last) token_merge<DP>(g, tok, head0, n_q, split0, split1, N_THREAD, inv_mul, true, [&](int sp) { return parts + (int64_t)sp * stride; });
+    if (last) token_merge<DP, W, true>(g, tok, head0, n_q, split0, split1, inv_mul, factors, [&](int sp) { return parts + (int64_t)sp * stride; });
 #endif
 }
 
