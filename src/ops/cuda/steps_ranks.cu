@@ -194,7 +194,8 @@ template <int SPREAD> static __device__ __forceinline__ void row_meet(void)
 {
 #if __CUDA_ARCH__ >= 900
     if (SPREAD > 1) {
-        ck_cluster_meet();
+        ck_cluster_arrive();
+        ck_cluster_wait();
         return;
     }
 #endif
@@ -204,7 +205,7 @@ template <int SPREAD> static __device__ __forceinline__ void row_meet(void)
 template <int SPREAD> static __device__ __forceinline__ void row_put(float *at, float v)
 {
 #if __CUDA_ARCH__ >= 900
-    for (int b = 0; SPREAD > 1 && b < SPREAD; b++) *(float *)ck_cluster_at(at, b) = v;
+    for (int b = 0; SPREAD > 1 && b < SPREAD; b++) *ck_cluster_at(at, b) = v;
 #endif
     if (SPREAD == 1) *at = v;
 }
