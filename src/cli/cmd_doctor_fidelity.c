@@ -141,8 +141,8 @@ static const struct bar_row bars[] = {
     { "l1, float32 KV", TIER_L1, "f32", 1e-6, 0, false, false },
     { "l1", TIER_L1, "off", 1e-4, 0, false, false },
     { "l2", TIER_L2, "off", 5e-3, 95, false, false },
-    { "l1, 8-bit KV", TIER_L1, "8", 1e-3, 98, false, true },
-    { "l1, 4-bit KV", TIER_L1, "4", 2e-1, 0, false, true },
+    { "l1, 8-bit KV", TIER_L1, "8", 5e-3, 95, false, true },
+    { "l1, 4-bit KV", TIER_L1, "4", 5e-1, 0, false, true },
     { "cuda", TIER_L1, "off", 3e-4, 99, true, false },
 };
 #define N_BARS (sizeof bars / sizeof bars[0])
