@@ -33,10 +33,12 @@ size_t kv_latent_bytes(enum kv_format f, int64_t n_rows)
 }
 
 /* Per row: q and o padded to 64 floats, a tile of scores, the lanes, eight scalars; for codes a sum of q and lanes for each group.
- * Rows are rounded up to whole vectors. With latents a tile of values. */
+ * Rows are rounded up to whole vectors. With latents a tile of values; else, where rows are many, a tile of keys and values as
+ * floats. */
 size_t attn_scratch_bytes(int n_rows, int64_t d, int64_t d_latent)
 {
     size_t rows = round_up((size_t)n_rows, 16), values = ATTN_TILE * round_up((size_t)d_latent, 64) * sizeof(float);
+    if (d_latent == 0 && n_rows > 16) values = ATTN_TILE * ((size_t)d + round_up((size_t)d, 64)) * sizeof(float);
     int group = d_latent > 0 ? 0 : kv_code_group(d);
     size_t codes = group ? (size_t)(d / group) * (1 + ATTN_LANES) : 0;
     return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8 + codes) * sizeof(float) + values + 256;

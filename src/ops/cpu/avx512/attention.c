@@ -4,6 +4,9 @@
  * load gives values 0..15 in the low and 16..31 in the high halves of its dwords). The 16 lanes of l are one register.
  */
 #include "ops/cpu/avx512/avx512_int.h"
+
+/* Conversions share their ports with the products: with many rows they are done once. */
+#define ATTN_WIDEN 16
 #include "ops/cpu/attention_unit.h"
 
 #define V16(c) _mm512_set1_ps(c)
@@ -126,6 +129,21 @@ FORCED void mk_row(int R, bool halves, const float *a, const float *a2, int64_t 
         UNROLL(4)
         for (int i = 0; i < 4; i++) acc[r][i] = _mm512_fmadd_ps(i < 2 ? q : q2, v[i], acc[r][i]);
     }
+}
+
+FORCED void widen_all(enum kv_format f, int64_t n, const uint8_t *in, float *out)
+{
+    for (int64_t i = 0; i < n; i++, in += row64_bytes(f), out += 64) {
+        __m512 v[4];
+        row64_load(f, in, v);
+        for (int j = 0; j < 4; j++) _mm512_storeu_ps(out + 16 * j, v[j]);
+    }
+}
+
+static void rows_widen(enum kv_format f, int64_t n, const uint8_t *in, float *out)
+{
+    if (f == KV_BF16) widen_all(KV_BF16, n, in, out);
+    else widen_all(KV_F16, n, in, out);
 }
 
 FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
