@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench_tools import HERE, ROOT, NotMeasured, Server, Session, Weights, machine, memory, run, text_of, together
+from bench_tools import HERE, ROOT, Server, Session, Weights, machine, memory, run, text_of, together
 
 median = statistics.median
 QUICK = os.environ.get("QUICK", "") not in ("", "0")
