@@ -254,8 +254,7 @@ class Goals:
         times = []
         for i in range(ROUNDS + 1):  # the first fills caches
             begin = time.perf_counter()
-            with Server(self.build, model, *flags) as server:
-                server.ready()
+            with Server(self.build, model, *flags):
                 times.append(time.perf_counter() - begin)
         self.row(f"start to ready, {label}", "s", median(times[1:]), bar=bar, lower=True, first_s=round(times[0], 2))
 
