@@ -52,6 +52,7 @@ class Results:
             return
         self.seconds = old.get("goal_seconds", {})
         self.goals.rows = [r for r in old["rows"] if r.get("goal") in self.seconds]
+        self.goals.skipped = old.get("skipped", [])
 
     def write(self, latest):
         g = self.goals
@@ -70,7 +71,7 @@ class Results:
         try:
             getattr(self.goals, name)()
             self.seconds[name] = round(time.perf_counter() - begin)
-        except (NotMeasured, OSError, ValueError, KeyError, subprocess.SubprocessError) as e:
+        except (NotMeasured, OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError) as e:
             del self.goals.rows[n_rows:]
             self.failed[name] = f"{type(e).__name__}: {e}"
             print(f"{name}: COULD NOT BE MEASURED: {self.failed[name]}", flush=True)

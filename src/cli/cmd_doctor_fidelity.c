@@ -214,8 +214,8 @@ static mb_status measure_all(const struct flags *f, const char *path, const stru
         else print_row(&bars[i], &r);
     }
     if (n_measured == 0)
-        return mb_fail_at(err, MB_UNSUPPORTED, "kv-quant", "doctor --fidelity has no bar for --kv-quant %s%s; it has one for f32, off, 8 and 4",
-                          f->kv_quant.s, on_gpu ? " on a GPU" : "");
+        return mb_fail_at(err, MB_UNSUPPORTED, "kv-quant", "doctor --fidelity has no bar for --kv-quant %s%s; it has one for %s",
+                          f->kv_quant.s, on_gpu ? " on a GPU" : "", on_gpu ? "off" : "f32, off, 8 and 4");
     buf_printf(json, "],\"met\":%s}\n", *exit_status == 0 ? "true" : "false");
     MB_TRY(buf_status(json, "the report", err));
     if (f->json.b) fwrite(json->data, 1, json->len, stdout);

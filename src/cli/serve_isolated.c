@@ -1,10 +1,9 @@
 /* serve_isolated.c: see serve_isolated.h. */
 #include "cli/serve_isolated.h"
 
-#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* --- flags of the engines --- */
@@ -60,6 +59,7 @@ static mb_status make_dir(struct isolation *i, mb_error *err)
 mb_status isolation_open(struct isolation *i, const struct flags *f, const char *path, struct server_options *opt, mb_error *err)
 {
     *i = (struct isolation){ .f = f };
+    signal(SIGCHLD, SIG_DFL); /* inherited as ignored, the end of an engine would never be told */
     if (f->unix_path.given)
         return mb_fail(err, MB_INVALID, "--unix and --isolate exclude each other: with --isolate the socket is between this process and the "
                        "engine's; clients come over TCP");
@@ -84,12 +84,6 @@ void isolation_close(struct isolation *i)
 }
 
 /* --- the engine's half --- */
-bool engine_is_orphan(int host_fd)
-{
-    struct pollfd p = { .fd = host_fd };
-    return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR));
-}
-
 void engine_remove_folder(const char *socket)
 {
     char dir[128];

@@ -13,7 +13,7 @@ struct fidelity_options {
     int n_threads;             /* 0 = all */
     const char *reference_dir; /* another model of the same vocabulary under TIER_F32; NULL: the same one */
     enum fidelity_tier tier;   /* measured against TIER_F32 */
-    int kv_format;             /* enum kv_format of the measured side; -1 = the family's */
+    int kv_format;             /* of the measured side: enum kv_format, or KV_OF_... (model.h) */
     void (*progress)(void *ctx, double fraction);
     void *progress_ctx;
 };

@@ -44,6 +44,11 @@ static uint64_t identity(const struct model_stepper *m)
         int32_t what[4] = { (int32_t)kind->type, kind->window, kind->n_layer, kind->format };
         h = hash_bytes(h, what, sizeof what);
     }
+    const struct model_spec *spec = model_spec_get(m->model);
+    for (int32_t i = 0; i < spec->n_layer; i++) { /* which layers are of which kind: kv_config.json may say */
+        int32_t of[2] = { spec->layers[i].i_kind, spec->layers[i].i_in_kind };
+        h = hash_bytes(h, of, sizeof of);
+    }
     return h;
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -74,6 +75,12 @@ bool engine_process_reap(struct engine_process *p, int *status)
     if (p->host_fd >= 0) close(p->host_fd);
     *p = (struct engine_process){ .host_fd = -1 };
     return true;
+}
+
+bool engine_host_gone(int host_fd)
+{
+    struct pollfd p = { .fd = host_fd };
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR));
 }
 
 int64_t restarts_next(struct restarts *r, int64_t started_ns, int64_t died_ns)

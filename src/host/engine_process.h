@@ -24,6 +24,9 @@ mb_status engine_process_start(struct engine_process *p, const char *exe, const 
 /* Has it ended? Then *status is as waitpid says it, and p holds no process any more. Never blocks. */
 bool engine_process_reap(struct engine_process *p, int *status);
 
+/* In the child: has the process at the other end of host_fd gone? */
+bool engine_host_gone(int host_fd);
+
 /* --- restarts (API-367): at most three in 60 s; five seconds before one of a child that lived less than ten --- */
 enum { RESTARTS_MAX = 3 };
 struct restarts {

@@ -141,5 +141,5 @@ bool model_kv_note(const struct model_spec *s, char *text, size_t cap)
     if (state && n < cap) n += (size_t)snprintf(text + n, cap - n, "; %d with recurrent state keep it as float32", (int)state);
     if (width && n < cap)
         snprintf(text + n, cap - n, "; %d whose heads are not whole groups of 32 dims stay %s", (int)width, kv_format_name(s->kv_format));
-    return codes < s->n_layer;
+    return latent + state + width > 0;
 }

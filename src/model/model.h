@@ -11,7 +11,8 @@
 
 struct model; /* opaque */
 
-/* KV formats by rule: the family's 16-bit type but float32 under TIER_F32, or the former under every tier. */
+/* KV formats by rule. KV_OF_TIER: float32 with TIER_F32, with TIER_L2 what kv_config.json says where there is one, else the family's
+ * 16-bit type; KV_OF_FAMILY: that type; KV_OF_CONFIG: kv_config.json. */
 enum { KV_OF_TIER = -1, KV_OF_FAMILY = -2, KV_OF_CONFIG = -3 };
 
 /* kv_form.c: the format of each layer's keys and values. asked: enum kv_format or one of the above (KV_OF_TIER: float32 with TIER_F32,

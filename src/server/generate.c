@@ -211,6 +211,7 @@ static void text_here_locked(struct http_exchange *x, struct buf *b, bool *more)
     }
     if (b->len == 0) return;
     if (!direct_send_locked(x, b)) buf_append(&x->out, b->data, b->len);
+    buf_clear(b); /* who has the role next may be another stream */
     x->t_bytes_ns = clock_now_ns();
 }
 

@@ -121,7 +121,11 @@ void handle_ws_chat(struct http_exchange *x)
 /* ENG-219, ENG-220: this version has no prompt cache on disk, so to drain is to finish what runs, refuse what comes, and end. */
 void handle_drain(struct http_exchange *x)
 {
-    server_request_stop(x->s);
+    pthread_mutex_lock(&x->s->lock);
+    bool first = !x->s->draining && !x->s->stopping; /* to ask twice cuts off what runs */
+    x->s->draining = true;
+    pthread_mutex_unlock(&x->s->lock);
+    if (first) server_request_stop(x->s);
     reply_text(x, 200, "application/json", "{\"status\": \"draining\"}");
 }
 

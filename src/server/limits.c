@@ -188,17 +188,17 @@ bool body_decode(struct http_exchange *x)
 }
 
 /* --- connections: the limit and RLIMIT_NOFILE are raised together --- */
-int32_t limits_connections(int32_t wanted)
+int32_t limits_connections(int32_t wanted, int32_t each)
 {
     struct rlimit r;
     const rlim_t spare = 256; /* files of models, libraries, sockets of our own */
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return wanted < 512 ? wanted : 512;
-    rlim_t need = (rlim_t)wanted + spare;
+    rlim_t need = (rlim_t)wanted * (rlim_t)each + spare;
     if (r.rlim_cur < need) {
         r.rlim_cur = r.rlim_max == RLIM_INFINITY || r.rlim_max > need ? need : r.rlim_max;
         setrlimit(RLIMIT_NOFILE, &r);
         getrlimit(RLIMIT_NOFILE, &r);
     }
-    rlim_t n = r.rlim_cur > spare + 16 ? r.rlim_cur - spare : 16;
+    rlim_t n = r.rlim_cur > spare + 16 * (rlim_t)each ? (r.rlim_cur - spare) / (rlim_t)each : 16;
     return n < (rlim_t)wanted ? (int32_t)n : wanted;
 }

@@ -1,7 +1,6 @@
 /* proxy.c: the proxy's thread and what the rest of the server may ask of it: see proxy.h. */
 #include "server/proxy.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -145,10 +144,11 @@ void proxy_push(struct http_exchange *x)
     t->again = strcmp(x->route->method, "GET") == 0;
     if (t->again) buf_clear(&t->body);
     write_ask(x, t);
+    if (!ok || t->ask.failed) t->state = TRANSFER_DONE; /* it never begins, whoever pokes it */
     pthread_mutex_lock(&x->lock);
     x->transfer = t;
     pthread_mutex_unlock(&x->lock);
-    if (!ok || t->ask.failed) http_reply_status(x, 503, "no_memory", NULL, "no memory for the request");
+    if (t->state == TRANSFER_DONE) http_reply_status(x, 503, "no_memory", NULL, "no memory for the request");
     else proxy_poke(x);
 }
 
@@ -356,13 +356,13 @@ struct engine_client proxy_client(struct proxy *p)
     return (struct engine_client){ .ctx = p, .alive = client_alive, .info = client_info };
 }
 
-/* API-360..362 */
 static void put_text(struct buf *b, const char *s)
 {
     if (s) json_write_string(b, s, strlen(s));
     else buf_append_str(b, "null");
 }
 
+/* API-360..362 */
 void proxy_describe(struct proxy *p, struct buf *engine, struct buf *pool)
 {
     bool first = true;

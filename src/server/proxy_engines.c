@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -62,12 +61,24 @@ static struct engine *engine_new(int i, const char *id, const char *path)
     return NULL;
 }
 
+/* A newer revision may be on disk by now: the next process of e opens that. */
+static struct engine *with_path(struct proxy *p, struct engine *e, const char *path)
+{
+    char *now = e->i > 0 && !e->process.pid && strcmp(e->path, path) != 0 ? mb_strdup(path) : NULL;
+    if (!now) return e;
+    pthread_mutex_lock(&p->lock);
+    mb_free(e->path);
+    e->path = now;
+    pthread_mutex_unlock(&p->lock);
+    return e;
+}
+
 struct engine *engine_find(struct proxy *p, const char *id, const char *path)
 {
     int i;
     if (!id) return p->engines[0];
     for (i = 0; i < p->n_engines; i++)
-        if (p->engines[i]->id && strcmp(p->engines[i]->id, id) == 0) return p->engines[i];
+        if (p->engines[i]->id && strcmp(p->engines[i]->id, id) == 0) return with_path(p, p->engines[i], path);
     if (i == PROXY_ENGINES_MAX) {
         for (i = 1; i < PROXY_ENGINES_MAX; i++)
             if (is_forgettable(p, p->engines[i])) break;

@@ -9,7 +9,6 @@
  * does not read, nothing is read from the engine either, which then parks the row: what is under way is bounded by the two sockets.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -182,7 +181,6 @@ static void lose(struct proxy *p, struct transfer *t)
     }
     t->state = TRANSFER_LOST;
     t->t_limit_ns = clock_now_ns() + LOST_NS;
-    t->engine->hung = true; /* look whether it has died, and do so soon */
     p->hurry = true;
 }
 
@@ -411,6 +409,7 @@ void transfer_poke(struct proxy *p, struct transfer *t)
 
 void transfer_tick(struct proxy *p, struct transfer *t, int64_t now_ns)
 {
+    if (t->state == TRANSFER_LOST) p->hurry = true; /* whether its engine has died is to be known soon */
     if (t->state == TRANSFER_LOST && t->life != t->engine->life) on_death(p, t);
     else if (t->state == TRANSFER_LOST && now_ns > t->t_limit_ns) transfer_refuse(p, t, "the engine closed the connection before its answer was whole");
     else if (t->state == TRANSFER_WAITING && now_ns > t->t_limit_ns) transfer_refuse(p, t, "the engine was not ready within 15 minutes");

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "host/engine_process.h"
 #include "host/response_wire.h"
 #include "server/server_int.h"
 
@@ -69,13 +70,6 @@ static mb_status tell_host(struct server *s, mb_error *err)
     return st;
 }
 
-/* It has no reason to go on: its host has gone, or its engine has stopped. */
-static bool is_orphan(const struct server *s)
-{
-    struct pollfd p = { .fd = s->opt.host_fd };
-    return poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR));
-}
-
 mb_status server_open(struct server **out, const struct engine_client *client, const struct server_options *opt,
                       mb_error *err)
 {
@@ -95,7 +89,7 @@ mb_status server_open(struct server **out, const struct engine_client *client, c
     MB_TRY_GOTO(st, set_options(s, opt, err), failed);
     MB_TRY_GOTO(st, open_store(s, err), failed);
     s->api = (struct api_env){ .client = &s->client, .store = s->store, .keep_billing_header = opt->keep_billing_header };
-    s->max_conns = limits_connections(s->opt.max_connections);
+    s->max_conns = limits_connections(s->opt.max_connections, opt->engines ? 2 : 1);
     s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
     if (s->stop_fd < 0) MB_TRY_GOTO(st, mb_fail_errno(err, "cannot make an eventfd for", "the server"), failed);
     MB_TRY_GOTO(st, listen_open(s, err), failed);
@@ -211,7 +205,7 @@ void server_run(struct server *s)
     while (!stop_requested(s, s->opt.host_fd ? WATCH_MS : -1)) {
         if (!s->opt.host_fd) continue;
         if (!s->client.alive(s->client.ctx)) return; /* the program ends; its host answers those who wait, and starts another */
-        if (is_orphan(s)) server_request_stop(s), server_request_stop(s);
+        if (engine_host_gone(s->opt.host_fd)) server_request_stop(s), server_request_stop(s);
     }
     LOGI("server", "stopping: active requests may finish; a second signal cuts them off");
     shut_down(s);

@@ -135,6 +135,7 @@ struct server {
     size_t body_memory;            /* booked by exchanges (limits.c) */
     uint64_t n_requests, n_status[6]; /* by hundreds */
     bool stopping;                 /* no new requests */
+    bool draining;                 /* POST /admin/drain has asked for the end */
     bool cutting;                  /* running ones are cut off */
 
     pthread_mutex_t ready_lock;
@@ -210,7 +211,7 @@ bool body_weigh(struct http_exchange *x);                    /* book what workin
 void body_lower(struct http_exchange *x, size_t total_bytes); /* book no more than this */
 bool reply_book(struct http_exchange *x, size_t total_bytes); /* false: no room, and no error set */
 void memory_release(struct http_exchange *x);                /* all that x has booked */
-int32_t limits_connections(int32_t wanted);
+int32_t limits_connections(int32_t wanted, int32_t each);    /* each: descriptors that a connection may take */
 
 /* conns.c: the table of connections; any thread */
 struct conn *conn_add(struct server *s, int fd, bool loopback);

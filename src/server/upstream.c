@@ -64,13 +64,13 @@ static void begin_body(struct upstream *u)
 /* Bytes of the head that are taken from data. */
 static size_t feed_head(struct upstream *u, const char *data, size_t len)
 {
-    size_t before = u->head.len, from = before > 3 ? before - 3 : 0;
-    buf_append(&u->head, data, len);
-    if (u->head.failed) {
+    size_t before = u->head.len, from = before > 3 ? before - 3 : 0, room = UPSTREAM_HEAD_MAX - before;
+    buf_append(&u->head, data, len < room ? len : room); /* the body may come with it */
+    char *end = u->head.failed ? NULL : memmem(u->head.data + from, u->head.len - from, "\r\n\r\n", 4);
+    if (u->head.failed || (!end && len >= room)) {
         u->state = UP_BROKEN;
         return len;
     }
-    char *end = memmem(u->head.data + from, u->head.len - from, "\r\n\r\n", 4);
     if (!end) return len;
     size_t used = (size_t)(end - u->head.data) + 4;
     u->head.len = used;

@@ -91,7 +91,7 @@ static void test_tiles_pieces(void **state)
 }
 
 /* matmul_bf16.h. Its tiles add whole numbers as floats: the plain-C tile checks that each of their sums is exact. */
-static void test_b109_bf16_equal_portable(void **state)
+static void test_bf16_equal_portable(void **state)
 {
     (void)state;
     static const enum dtype dts[] = { DT_BF16, DT_F16, DT_F32 };
@@ -106,7 +106,7 @@ static void test_b109_bf16_equal_portable(void **state)
 }
 
 /* The largest codes and inputs, of one sign and of both: the bound of matmul_bf16.h. */
-static void test_b109_bf16_extremes(void **state)
+static void test_bf16_extremes(void **state)
 {
     (void)state;
     struct cpu_kernels plain;
@@ -138,8 +138,8 @@ int main(void)
         cmocka_unit_test(test_b109_tiles_equal_portable),
         cmocka_unit_test(test_tiles_every_row_count),
         cmocka_unit_test(test_tiles_pieces),
-        cmocka_unit_test(test_b109_bf16_equal_portable),
-        cmocka_unit_test(test_b109_bf16_extremes),
+        cmocka_unit_test(test_bf16_equal_portable),
+        cmocka_unit_test(test_bf16_extremes),
     };
     return cmocka_run_group_tests_name("amx", tests, NULL, NULL);
 }

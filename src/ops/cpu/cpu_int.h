@@ -207,9 +207,9 @@ size_t cpu_expect_scratch_bytes(const struct plan *p);
 /* step_canvas.c: the signal of token i to y. */
 void cpu_signal_row(const struct compiled *c, int64_t i, int64_t d, float *y);
 
-/* step_rows.c: y[0..n) = act(gate) * up */
-/* The norm of a STEP_NORM over one row, or one piece of it; y may not be x. */
+/* step_rows.c: the norm of a STEP_NORM over one row, or one piece of it; y may not be x. */
 void cpu_norm(const struct cpu_kernels *k, const struct plan_step *s, const float *x, int64_t n, float *y);
+/* y[0..n) = act(gate) * up */
 void cpu_glu(const struct cpu_kernels *k, enum glu_kind kind, const float *gate, const float *up, int64_t n, float *y);
 /* step_rows.c: columns [col0, col1) of row i of a gated MLP, whose gate and up begin at column col0; y: scratch of the whole width. */
 void cpu_glu_columns(struct compiled *c, const struct plan_step *s, int64_t i, int64_t col0, int64_t col1, const float *gate,

@@ -13,7 +13,7 @@
 #define HEADS_ROWS 128 /* tokens of a tile */
 
 /* Layer norm of n values: sums in float64, in order. */
-static void layer_norm(const float *x, const float *w, const float *b, int64_t n, float eps, float *y)
+static void index_layer_norm(const float *x, const float *w, const float *b, int64_t n, float eps, float *y)
 {
     double mean = 0, var = 0;
     for (int64_t i = 0; i < n; i++) mean += (double)x[i];
@@ -33,7 +33,7 @@ static void write_latent(struct compiled *c, const struct plan_step *s, int64_t 
     memcpy(tmp + dl, kv + dl, (size_t)dr * sizeof *tmp);
     k->rope(tmp + dl, dr, s->u.latent.rope.interleaved, cs);
     if (s->u.latent.index_key >= 0) {
-        layer_norm(cpu_row_f32(c, s->u.latent.index_key, i), s->u.latent.index_norm, s->u.latent.index_norm_bias,
+        index_layer_norm(cpu_row_f32(c, s->u.latent.index_key, i), s->u.latent.index_norm, s->u.latent.index_norm_bias,
                    s->u.latent.d_index, s->u.latent.index_eps, tmp + n);
         k->rope(tmp + n, dr, s->u.latent.index_interleaved, cs);
         n += s->u.latent.d_index;

@@ -147,16 +147,18 @@ static bool row_goes_on(const struct compiled *c, const struct row *r)
 static bool advance(const struct compiled *c, uint8_t *to)
 {
     const struct cuda_batch *b = &c->batch;
-    for (int32_t i = 0; i < b->m; i++) {
-        struct cuda_draw_job job;
+    struct cuda_draw_job jobs[CUDA_SMALL];
+    for (int32_t i = 0; i < b->m; i++) { /* nothing is written before all are known */
         struct sample_pos pos = *b->draws[i].pos;
-        int32_t index = b->rows[i].i_first + 1;
         pos.index++;
         pos.n_history++;
         pos.n_drawn++;
-        cuda_job_fill(&pos, c->plan->n_vocab, &job);
-        if (c->jobs[i].on_host || job.on_host) return false;
-        memcpy(to + b->at.jobs + (size_t)i * sizeof job, &job, sizeof job);
+        cuda_job_fill(&pos, c->plan->n_vocab, &jobs[i]);
+        if (c->jobs[i].on_host || jobs[i].on_host) return false;
+    }
+    memcpy(to + b->at.jobs, jobs, (size_t)b->m * sizeof *jobs);
+    for (int32_t i = 0; i < b->m; i++) {
+        int32_t index = b->rows[i].i_first + 1;
         ints_at(to, b->at.index)[i] = index;
         ints_at(to, b->at.hi)[i] = index + 1;
         for (int w = 0; w < c->n_windows; w++) ints_at(to, b->at.lo[w])[i] = cuda_window_first(c, w, index);

@@ -222,12 +222,13 @@ static inline const float *cuda_constant(const struct compiled *c, const struct 
 }
 /* batch.c: bytes of the block for batches of up to m_cap tokens, and where everything lies in it. */
 size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_batch_offsets *o);
-/* Flatten rows into the block, and send it to the device. MB_INTERNAL, MB_CONTEXT_LENGTH, MB_INVALID, MB_UNSUPPORTED as the CPU's. */
+/* Flatten rows into the block. MB_INTERNAL, MB_CONTEXT_LENGTH, MB_INVALID, MB_UNSUPPORTED as the CPU's. */
+mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err);
+/* The block, and the used part of every kind's tables, to the device. */
 mb_status cuda_batch_send(struct compiled *c, mb_error *err);
 /* The first index that a query at `index` sees through a window; token i's rotary row of the block. */
 int32_t cuda_window_first(const struct compiled *c, int i_window, int32_t index);
 void cuda_rope_row(const struct compiled *c, int i_rope, uint8_t *block, int32_t i, int32_t position);
-mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err);
 /* lora.c: adapters of the batch: uploads those that are not on the device, fills the tokens' stacks. */
 mb_status cuda_adapters_fill(struct compiled *c, const void **stack, mb_error *err);
 void cuda_adapters_free(struct device *d);
@@ -261,10 +262,10 @@ void cuda_ahead_close(struct compiled *c);
 void cuda_job_fill(const struct sample_pos *pos, int32_t n_vocab, struct cuda_draw_job *out);
 /* Draws of the open block, once the device's are on their way: waits. logits: device, ld floats a row. */
 mb_status cuda_draws_finish(struct compiled *c, const float *logits, size_t ld, mb_error *err);
+/* What the norm at s reads and writes (run.c). */
+struct cs_norm cuda_norm_args(struct compiled *c, const struct plan_step *s);
 /* run.c, for whoever drives several compiled plans side by side (ranks_run.c): steps [first, last) as launches; the block of draws
  * that begins at draw0; its jobs to the device; outputs of the final norm that rows asked for. */
-/* What the norm at s reads and writes. */
-struct cs_norm cuda_norm_args(struct compiled *c, const struct plan_step *s);
 mb_status cuda_run_steps(struct compiled *c, int32_t first, int32_t last, mb_error *err);
 void cuda_open_block(struct compiled *c, int32_t draw0);
 mb_status cuda_send_jobs(struct compiled *c, mb_error *err);

@@ -1,7 +1,7 @@
-/* tile_ops.h: the operations that amx/matmul_tiles.h is written over. tiles.h brings them as instructions, tiles_c.h in plain
+/* tile_ops.h: the operations that amx/matmul_tiles.h and matmul_bf16.h are written over. tiles.h brings them as instructions, tiles_c.h in plain
  * C; a change of one is a change of the other, and of this list.
  *
- * A tile is up to 16 rows of up to 64 bytes; tiles are named by the literals T_... of matmul_tiles.h.
+ * A tile is up to 16 rows of up to 64 bytes; tiles are named by literals (T_... of matmul_tiles.h, 0 to 7 in matmul_bf16.h).
  *   tile_config(shapes)         rows and bytes a row of all tiles; tile_release() ends that
  *   tile_zero(t)
  *   tile_load(t, p, stride)     its rows from p, stride bytes apart
