@@ -17,7 +17,6 @@
 #include "cli/fit.h"
 #include "cli/local.h"
 #include "cli/serve_isolated.h"
-#include "host/engine_process.h"
 #include "hub/library.h"
 #include "server/server.h"
 
@@ -239,7 +238,7 @@ static mb_status serve(const struct flags *f, const char *owner, mb_engine *e, c
     bool alive = client.alive(client.ctx);
     if (!alive && opt.host_fd) _exit(error_row_get(MB_ENGINE_DEAD)->exit_status); /* its host answers those who wait */
     server_close(s);
-    if (opt.host_fd && engine_host_gone(opt.host_fd)) engine_remove_folder(opt.unix_path);
+    if (opt.host_fd && server_host_gone(opt.host_fd)) engine_remove_folder(opt.unix_path);
     return alive ? MB_OK : mb_fail(err, MB_ENGINE_DEAD, "the engine had stopped before the server was; the log above says why");
 }
 

@@ -19,7 +19,7 @@ struct isolation {
 mb_status isolation_open(struct isolation *i, const struct flags *f, const char *path, struct server_options *opt, mb_error *err);
 void isolation_close(struct isolation *i); /* removes the folder */
 
-/* The engine's half: what the host would have removed, when the host has gone (engine_host_gone). */
+/* The engine's half: what the host would have removed, when the host has gone (server_host_gone). */
 void engine_remove_folder(const char *socket);
 
 #endif

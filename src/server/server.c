@@ -211,6 +211,11 @@ void server_run(struct server *s)
     shut_down(s);
 }
 
+bool server_host_gone(int host_fd)
+{
+    return engine_host_gone(host_fd);
+}
+
 int server_engine_status(struct server *s, bool *failed)
 {
     *failed = proxy_has_failed(s->proxy);

@@ -65,6 +65,8 @@ void server_run(struct server *s);
 /* With opt->engines, after server_run: the exit status with which the default engine refused to start, 0 when it did not; *failed: it died
  * too often. */
 int server_engine_status(struct server *s, bool *failed);
+/* Has the host of such an engine gone (host_fd's other end)? */
+bool server_host_gone(int host_fd);
 /* Async-signal-safe. The first call lets active requests finish, a second one cuts them off. */
 void server_request_stop(struct server *s);
 void server_close(struct server *s);
