@@ -111,6 +111,14 @@ static mb_status partial_open(struct blob *b, bool (*cancelled)(void *ctx), void
     return MB_OK;
 }
 
+void blob_clear_lock(const char *repo_dir, const struct hub_file *f)
+{
+    char path[PATH_MAX];
+    struct lock l;
+    if (blob_path(path, repo_dir, f, ".lock", NULL) != MB_OK || !file_exists(path)) return;
+    if (lock_take(&l, path, "", NULL) == MB_OK) lock_release(&l);
+}
+
 mb_status blob_open(struct blob *b, const char *repo_dir, const struct hub_file *f, bool (*cancelled)(void *ctx), void *ctx,
                     mb_error *err)
 {

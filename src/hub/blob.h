@@ -25,6 +25,8 @@ struct blob {
 
 /* Is the whole blob there? By name and size; its content was checked when it got the name. */
 bool blob_is_there(const char *repo_dir, const struct hub_file *f);
+/* Of a blob that is there: the lock of a download that was killed behind its end goes; one that is held stays. */
+void blob_clear_lock(const char *repo_dir, const struct hub_file *f);
 /* Bytes of a partial, 0 = none. */
 int64_t blob_partial_bytes(const char *repo_dir, const struct hub_file *f);
 

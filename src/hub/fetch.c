@@ -200,7 +200,10 @@ static mb_status complete(struct transfer *t)
 static mb_status begin_file(struct transfer *t, const struct hub_file *file)
 {
     struct fetch *f = t->f;
-    if (blob_is_there(f->o->repo_dir, file)) return file_done(f, file);
+    if (blob_is_there(f->o->repo_dir, file)) {
+        blob_clear_lock(f->o->repo_dir, file);
+        return file_done(f, file);
+    }
     MB_TRY(blob_open(&t->blob, f->o->repo_dir, file, is_cancelled, f, f->err));
     t->file = file;
     t->n_tries = 0;
