@@ -71,7 +71,7 @@ static void open_stream(struct http_exchange *x)
     pthread_mutex_unlock(&x->lock);
 }
 
-static void send(struct http_exchange *x, struct buf *b, bool end)
+void generate_send(struct http_exchange *x, struct buf *b, bool end)
 {
     if (b->len == 0 && !end && !b->failed) return;
     open_stream(x);
@@ -95,11 +95,6 @@ static void send(struct http_exchange *x, struct buf *b, bool end)
     buf_clear(b);
 }
 
-void generate_send(struct http_exchange *x, struct buf *b, bool end)
-{
-    send(x, b, end);
-}
-
 void generate_drop(struct http_exchange *x)
 {
     trace_write(x);
@@ -118,10 +113,10 @@ static void fail(struct http_exchange *x, const mb_error *e, struct buf *b)
     bool open = x->stream_open;
     pthread_mutex_unlock(&x->lock);
     if (open && e->code == MB_ENGINE_DEAD && x->s->opt.host_fd) {
-        send(x, b, false); /* the host writes the end */
+        generate_send(x, b, false); /* the host writes the end */
     } else if (open) {
         api_render_error(x->render, e, b);
-        send(x, b, true);
+        generate_send(x, b, true);
     } else {
         http_reply_error(x, e);
     }
@@ -132,7 +127,7 @@ static void finish(struct http_exchange *x, struct buf *b)
 {
     mb_error err = { 0 };
     if (x->is_stream) {
-        send(x, b, true);
+        generate_send(x, b, true);
         generate_drop(x);
     } else if (api_render_answer(x->render, b, &err) != MB_OK) {
         buf_clear(b);
@@ -152,7 +147,7 @@ static bool take(struct http_exchange *x, const struct gen_event *ev, struct buf
         err.code = ev->u.error.status;
         err.at = ev->u.error.at;
         strncpy(err.text, ev->u.error.text ? ev->u.error.text : "out of memory", sizeof err.text - 1);
-        send(x, b, false);
+        generate_send(x, b, false);
         fail(x, &err, b);
         return false;
     }
@@ -196,7 +191,7 @@ static void drain(struct http_exchange *x)
     bool alive = true;
     buf_clear(b);
     while (alive && has_room(x, b->len) && gen_next(x->gen, 0, &ev)) alive = take(x, &ev, b);
-    if (alive && x->is_stream) send(x, b, false);
+    if (alive && x->is_stream) generate_send(x, b, false);
     if (b->cap > OUT_LOW_BYTES) buf_free(b), buf_init(b, 0);
 }
 
@@ -280,7 +275,7 @@ void generate_keepalive(struct http_exchange *x, int64_t now_ns)
     if (!has_room(x, 0)) return;
     buf_init(&b, 0);
     api_render_ping(x->render, x->n_done, x->n_total, &b);
-    send(x, &b, false);
+    generate_send(x, &b, false);
     buf_free(&b);
 }
 
@@ -292,6 +287,6 @@ void generate_probe(struct http_exchange *x)
     if (x->finished || !x->is_stream || !x->gen) return;
     buf_init(&b, 0);
     sse_comment(&b, "still there?");
-    send(x, &b, false);
+    generate_send(x, &b, false);
     buf_free(&b);
 }

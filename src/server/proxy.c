@@ -330,7 +330,7 @@ const char *proxy_ill(struct proxy *p, const char **code)
     bool known = p->known;
     pthread_mutex_unlock(&p->lock);
     *code = state == ENGINE_FAILED ? "engine_dead" : known ? "engine_unavailable" : "engine_loading";
-    if (state == ENGINE_FAILED) return "the engine died too often and is not started again; the server must be restarted";
+    if (state == ENGINE_FAILED) return PROXY_GIVEN_UP;
     if (state == ENGINE_READY) return NULL;
     if (!known) return "the engine is loading its model";
     /* evicted: the next request for it starts it */

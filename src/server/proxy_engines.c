@@ -20,7 +20,6 @@
 #define RETRY_NS 5000000000LL  /* before a model that could not be loaded is tried again */
 
 static const char CANNOT_START[] = "the engine of this model could not be started; the server's log says why";
-static const char GIVEN_UP[] = "the engine died too often and is not started again; the server must be restarted";
 
 static void set_state(struct proxy *p, struct engine *e, enum engine_state state)
 {
@@ -125,7 +124,7 @@ static void enqueue(struct proxy *p, struct engine *e, int64_t t_start_at_ns)
 bool engine_want(struct proxy *p, struct engine *e, int *http_status, const char **code, const char **why)
 {
     if (e->state == ENGINE_FAILED) {
-        *http_status = 502, *code = "engine_unavailable", *why = GIVEN_UP;
+        *http_status = 502, *code = "engine_unavailable", *why = PROXY_GIVEN_UP;
         return false;
     }
     if (e->state != ENGINE_ABSENT) return true;
@@ -298,7 +297,7 @@ static void restart(struct proxy *p, struct engine *e, int64_t now)
     LOGE("engine", "%s: %d restarts within a minute: not started again; requests for it are answered 502 until this server is restarted",
          name_of(e), RESTARTS_MAX);
     set_state(p, e, ENGINE_FAILED);
-    refuse_all(p, e, GIVEN_UP);
+    refuse_all(p, e, PROXY_GIVEN_UP);
 }
 
 /* It said by its exit status that it cannot serve this model. */

@@ -18,6 +18,7 @@
 #define PROXY_WAITING_MAX 1024    /* requests that may wait for an engine */
 #define PROXY_READY_NS (900 * 1000000000LL) /* API-359: so long they wait, and so long an engine may load */
 #define PROXY_ID_MAX 512
+#define PROXY_GIVEN_UP "the engine died too often and is not started again; the server must be restarted"
 
 enum loop_kind { LOOP_WAKE = 0, LOOP_TRANSFER, LOOP_ENGINE }; /* first member of what epoll names */
 

@@ -57,6 +57,11 @@ def sockets(path):
     return sum(line.endswith(path) for line in Path("/proc/net/unix").read_text().splitlines())
 
 
+def reap(process):
+    process.kill()
+    process.communicate()
+
+
 def kill_engine(s):
     pid = engine(s)["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -277,10 +282,7 @@ def test_crash_loop():
         s.send_signal(signal.SIGTERM)
         assert s.wait(60) == 15
     finally:
-        s.kill()
-        s.wait()
-        s.stdout.close()
-        s.stderr.close()
+        reap(s)
 
 
 @needs_faults
@@ -403,10 +405,7 @@ def test_requests_before_ready(tmp_path):
         s.send_signal(signal.SIGTERM)
         assert s.wait(60) == 0
     finally:
-        s.kill()
-        s.wait()
-        s.stdout.close()
-        s.stderr.close()
+        reap(s)
 
 
 @needs_faults
