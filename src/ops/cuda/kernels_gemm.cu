@@ -235,13 +235,13 @@ template <int FMT, int NS, bool GLU> static int launch(const struct ck_ctx *c, s
 }
 template <bool GLU> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct gemm_args &a, cudaStream_t st)
 {
-    (void)ns;
     if (format == CK_F16) return launch<CK_F16, 1, GLU>(c, a, st);
 #ifndef CK_FEW
     if (format == CK_Q4 && ns == 2) return launch<CK_Q4, 2, GLU>(c, a, st);
     if (format == CK_Q8)
         return ns == 1 ? launch<CK_Q8, 1, GLU>(c, a, st) : ns == 2 ? launch<CK_Q8, 2, GLU>(c, a, st) : launch<CK_Q8, 4, GLU>(c, a, st);
 #endif
+    if (format != CK_Q4 || ns > 1) return (int)cudaErrorInvalidValue; /* not in this build */
     return launch<CK_Q4, 1, GLU>(c, a, st);
 }
 

@@ -489,13 +489,13 @@ template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c
 }
 template <bool GLU> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
 {
-    (void)ns;
     if (format == CK_F16) return launch_nt<CK_F16, 1, GLU>(c, a, st);
 #ifndef CK_FEW /* a quick build for work on these kernels has two forms only */
     if (format == CK_Q4 && ns == 2) return launch_nt<CK_Q4, 2, GLU>(c, a, st);
     if (format == CK_Q8)
         return ns == 1 ? launch_nt<CK_Q8, 1, GLU>(c, a, st) : ns == 2 ? launch_nt<CK_Q8, 2, GLU>(c, a, st) : launch_nt<CK_Q8, 4, GLU>(c, a, st);
 #endif
+    if (format != CK_Q4 || ns > 1) return (int)cudaErrorInvalidValue; /* not in this build */
     return launch_nt<CK_Q4, 1, GLU>(c, a, st);
 }
 
