@@ -1,4 +1,4 @@
-"""Servers that the modules of this folder share, one of each kind for the whole run, ended at its end."""
+"""Servers that the tests of a module of this folder share, one of each kind for a file, ended behind it."""
 import json
 
 import pytest
