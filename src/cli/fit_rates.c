@@ -18,6 +18,8 @@
 static const struct { const char *name; size_t off; int n; } members[] = {
     { "read_bytes_s", offsetof(struct ops_rates, read_bytes_s), 1 },
     { "weight_bytes_s", offsetof(struct ops_rates, weight_bytes_s), OPS_CLASSES * OPS_TIERS },
+    { "near_bytes_s", offsetof(struct ops_rates, near_bytes_s), OPS_CLASSES * OPS_TIERS },
+    { "far_bytes", offsetof(struct ops_rates, far_bytes), 1 },
     { "macs_s", offsetof(struct ops_rates, macs_s), OPS_CLASSES * OPS_TIERS },
     { "kv_bytes_s", offsetof(struct ops_rates, kv_bytes_s), KV_FORMAT_COUNT },
     { "attn_macs_s", offsetof(struct ops_rates, attn_macs_s), KV_FORMAT_COUNT },

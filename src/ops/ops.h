@@ -78,9 +78,12 @@ struct ops_expert_stats {
  * on the machine counts little. A rate of 0 was not measured. */
 enum ops_class { OPS_CLASS_Q4 = 0, OPS_CLASS_Q8, OPS_CLASS_F, OPS_CLASSES }; /* forms of packed weights with a speed of their own */
 enum { OPS_TIERS = 3 };                            /* of enum fidelity_tier */
+#define OPS_NEAR_BYTES ((size_t)96 << 20)
 struct ops_rates {
     double read_bytes_s;                           /* plain read of memory by all threads: the bandwidth */
     double weight_bytes_s[OPS_CLASSES][OPS_TIERS]; /* packed bytes from memory in products with one row */
+    double near_bytes_s[OPS_CLASSES][OPS_TIERS];   /* the same of OPS_NEAR_BYTES read again and again, of which caches hold what they can */
+    double far_bytes;                              /* what weight_bytes_s went through */
     double macs_s[OPS_CLASSES][OPS_TIERS];         /* multiply-adds in products with many rows */
     double kv_bytes_s[KV_FORMAT_COUNT];            /* pages from memory in attention of one token */
     double attn_macs_s[KV_FORMAT_COUNT];           /* multiply-adds in attention of many tokens */

@@ -254,6 +254,18 @@ static void test_the_time_of_a_token(void **state)
     assert_true(fabs(fit_decode_s(&m, &r, 64) - want) < 1e-3 * want);
     for (int c = 0; c < OPS_CLASSES; c++) half.weight_bytes_s[c][TIER_L1] /= 2;
     assert_true(fit_decode_s(&m, &half, 64) > fit_decode_s(&m, &r, 64));
+    /* Caches: what is near is faster, weights beyond them are not, and in between lies in between. */
+    struct ops_rates cached = r, beyond = r;
+    for (int c = 0; c < OPS_CLASSES; c++) cached.near_bytes_s[c][TIER_L1] = beyond.near_bytes_s[c][TIER_L1] = 4e9;
+    cached.far_bytes = 16.0 * (double)OPS_NEAR_BYTES;
+    assert_true(fabs(fit_decode_s(&m, &cached, 64) - (want - 0.75 * bytes / 1e9 / 0.82)) < 1e-3 * want);
+    struct fit_model large = m;
+    for (int c = 0; c < OPS_CLASSES; c++) large.size.read[c].bytes *= 16.0 * (double)OPS_NEAR_BYTES / bytes;
+    assert_true(fit_decode_s(&large, &cached, 64) == fit_decode_s(&large, &r, 64));
+    for (int c = 0; c < OPS_CLASSES; c++) large.size.read[c].bytes /= 4;
+    assert_true(fit_decode_s(&large, &cached, 64) > 0.45 * fit_decode_s(&large, &r, 64));
+    assert_true(fit_decode_s(&large, &cached, 64) < 0.55 * fit_decode_s(&large, &r, 64));
+    assert_true(fit_decode_s(&m, &beyond, 64) == fit_decode_s(&m, &r, 64)); /* nothing known of memory beyond */
     struct ops_rates one = r;
     one.n_threads = 1;
     assert_true(fabs(fit_decode_s(&m, &one, 64) - (want * 0.82 + m.size.n_vocab * 0.5e-9)) < 1e-3 * want);
@@ -312,10 +324,10 @@ static void test_the_machine_is_measured(void **state)
         check(engine_probe(&load, 0.02, &r, device, &err), &err);
         assert_true(strstr(device, levels[i] ? levels[i] : "cpu"));
         assert_int_equal(r.n_threads, 1 + i);
-        assert_true(r.read_bytes_s > 1e6 && r.region_s > 0 && r.vocab_s > 0);
+        assert_true(r.read_bytes_s > 1e6 && r.region_s > 0 && r.vocab_s > 0 && r.far_bytes > (double)OPS_NEAR_BYTES);
         for (int t = 0; t < OPS_TIERS; t++) {
             assert_true(r.value_s[t] > 0);
-            for (int c = 0; c < OPS_CLASSES; c++) assert_true(r.weight_bytes_s[c][t] > 1e5 && r.macs_s[c][t] > 1e5);
+            for (int c = 0; c < OPS_CLASSES; c++) assert_true(r.weight_bytes_s[c][t] > 1e5 && r.near_bytes_s[c][t] > 1e5 && r.macs_s[c][t] > 1e5);
         }
         for (int k = 0; k < KV_FORMAT_COUNT; k++) assert_true(r.kv_bytes_s[k] > 1e5 && r.attn_macs_s[k] > 1e5);
     }

@@ -22,7 +22,7 @@ enum {
     REGION_TILES = 4             /* of a thread, as a pass over a matrix has them (passes.c) */
 };
 #define FILL 0x3c
-#define LEAST_BYTES ((size_t)128 << 20)
+#define LEAST_BYTES ((size_t)128 << 20) /* of memory that is read in turn; more than OPS_NEAR_BYTES */
 #define MOST_BYTES ((size_t)1 << 30)
 #define SEGMENT_BYTES ((size_t)8 << 20) /* of memory in one round */
 
@@ -39,6 +39,7 @@ struct probe {
     struct device *d;
     uint8_t *mem;                /* size_bytes, all FILL */
     size_t size_bytes, thread_bytes;
+    size_t used_bytes;           /* of mem, by the measurement at hand */
     uint8_t *threads;            /* [n_threads] probe_thread, thread_bytes apart */
     uint8_t *act;                /* ROWS linear inputs of any form */
     float *values;               /* [VOCAB] */
@@ -85,7 +86,7 @@ static double fastest(struct probe *p, int32_t n_regions)
     int64_t t_end = clock_now_ns() + (int64_t)(p->budget_s * 1e9), now;
     double best = 1e9;
     do {
-        if (p->next + (size_t)n_regions * (size_t)p->n_tiles * p->tile_bytes > p->size_bytes) p->next = 0;
+        if (p->next + (size_t)n_regions * (size_t)p->n_tiles * p->tile_bytes > p->used_bytes) p->next = 0;
         p->n_regions = n_regions;
         int64_t t0 = clock_now_ns();
         pool_run_regions(p->d->pool, &work, p);
@@ -153,6 +154,9 @@ static void product_rates(struct probe *p, enum ops_class class, int tier, struc
     p->d->kernels.quantise_rows(form, GROUP, K, ROWS, p->values, 64, p->act, p->x.row_bytes);
     set_tiles(p, TILE_BLOCKS * w.block_bytes, one_row_tile);
     out->weight_bytes_s[class][tier] = (double)p->n_tiles * (double)p->tile_bytes / fastest(p, 1);
+    p->used_bytes = OPS_NEAR_BYTES;
+    out->near_bytes_s[class][tier] = (double)p->n_tiles * (double)p->tile_bytes / fastest(p, 1);
+    p->used_bytes = p->size_bytes;
     set_tiles(p, TILE_BLOCKS * w.block_bytes, many_rows_tile);
     p->n_tiles = 2 * pool_n_threads(p->d->pool);
     out->macs_s[class][tier] = (double)p->n_tiles * ROWS * 16 * TILE_BLOCKS * K / fastest(p, 1);
@@ -258,7 +262,9 @@ static void fill_share(void *ctx, int i_thread, int n_threads)
 
 static void measure(struct probe *p, double seconds, struct ops_rates *out)
 {
-    p->budget_s = seconds / (2 + 2 * (2 * OPS_TIERS + 1) + 2 * KV_FORMAT_COUNT);
+    p->budget_s = seconds / (2 + 3 * (2 * OPS_TIERS + 1) + 2 * KV_FORMAT_COUNT);
+    p->used_bytes = p->size_bytes;
+    out->far_bytes = (double)p->size_bytes;
     out->n_threads = pool_n_threads(p->d->pool);
     out->read_bytes_s = read_rate(p);
     for (int tier = 0; tier < OPS_TIERS; tier++) {
@@ -270,6 +276,7 @@ static void measure(struct probe *p, double seconds, struct ops_rates *out)
     product_rates(p, OPS_CLASS_F, 0, out);
     for (int tier = 1; tier < OPS_TIERS; tier++) { /* float weights know no tier */
         out->weight_bytes_s[OPS_CLASS_F][tier] = out->weight_bytes_s[OPS_CLASS_F][0];
+        out->near_bytes_s[OPS_CLASS_F][tier] = out->near_bytes_s[OPS_CLASS_F][0];
         out->macs_s[OPS_CLASS_F][tier] = out->macs_s[OPS_CLASS_F][0];
     }
     for (int f = 0; f < KV_FORMAT_COUNT; f++) attention_rates(p, (enum kv_format)f, out);
