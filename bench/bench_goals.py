@@ -347,7 +347,8 @@ class Goals:
         self.row("private memory against 1.1 x weights + 64 MiB + KV", "MiB", private, allowed, private / allowed, 1.0, lower=True)
 
     def order(self):
-        """What the fixed order costs in each matmul (at most 5 %), and the share of the integer peak where many rows are at work."""
+        """What the fixed order costs in each matmul (at most 5 %), and the share of the integer peak (of vectors, also beside tiles) where
+        many rows are at work, with a bar for the level that this machine runs."""
         self.look()
         for r in run(self.build / "bench_order", 0.3)["rows"]:
             label = f"{r['level']} {r['name']}"
@@ -355,8 +356,9 @@ class Goals:
             kind = re.search(r"g(\d+) (l1|l2|f32) .* m (\d+)$", r["name"])
             if kind and int(kind[3]) >= 128 and kind[2] != "f32":
                 group, tier = int(kind[1]), kind[2]
-                bar = {("l2", 32): 0.64, ("l2", 64): 0.75, ("l1", 32): 0.38, ("l1", 64): 0.42}.get((tier, group))
-                self.row(f"share of the integer peak, {label}", "share", r["share"], bar=bar)
+                bars = {("l2", 32): 0.64, ("l2", 64): 0.75, ("l1", 32): 0.38, ("l1", 64): 0.42} if r["level"] == self.about["levels"][-1] else {}
+                self.row(f"share of the integer peak, {label}", "share", r["share"], bar=bars.get((tier, group)),
+                         of_tile_peak=r["tile_share"] or None)
 
     def download(self):
         """Hashed and checked beside curl, which only writes; the bar where the processor has SHA instructions and a second core."""

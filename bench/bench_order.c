@@ -160,8 +160,13 @@ static double quantile(double *t, size_t n)
     return t[n / 10];
 }
 
-static void row_run(const struct cpu_kernels *k, const struct free_kernels *f, const struct shape *s, double seconds,
-                    double peak, double fpeak, double bandwidth, bool first)
+/* What a machine could do: vpdpbusd or its like on one thread, also beside tiles, since a product's bar is a share of that; tiles. */
+struct limits {
+    double int_peak, tile_peak, float_peak, bandwidth; /* tile_peak 0: none */
+};
+
+static void row_run(const struct cpu_kernels *k, const struct free_kernels *f, const struct shape *s, double seconds, const struct limits *z,
+                    bool first)
 {
     static double t_ours[RUNS_MAX], t_free[RUNS_MAX];
     struct runner r = { .s = s };
@@ -179,19 +184,34 @@ static void row_run(const struct cpu_kernels *k, const struct free_kernels *f, c
         t_free[n] = run_once(&r, free_of(f, s));
     }
     double a = quantile(t_ours, n), b = quantile(t_free, n), ops = 2.0 * (double)(s->m * s->n * s->k);
-    double roof = s->m <= 8 ? bandwidth : s->bits == 16 ? fpeak : peak, work = s->m <= 8 ? (double)r.bytes : ops;
+    double roof = s->m <= 8 ? z->bandwidth : s->bits == 16 ? z->float_peak : z->int_peak, work = s->m <= 8 ? (double)r.bytes : ops;
     double cost = (a / b - 1) * 100;
     fprintf(stderr, "%-9s %-27s g%-3d %-3s n %5d k %5d m %4d: %8.1f us, free %8.1f us, cost %+5.1f %%; %7.1f %s, %3.0f %% (free %3.0f %%) of %s\n",
             f->level, s->name, s->g, s->form == ACT_Q8 ? "l2" : s->form == ACT_Q16 ? "l1" : "f32", (int)s->n, (int)s->k,
             (int)s->m, a * 1e6, b * 1e6, cost, work / a * 1e-9, s->m <= 8 ? "GB/s" : "GOP/s", work / a / roof * 100,
             work / b / roof * 100, s->m <= 8 ? "read bandwidth" : "peak");
     printf("%s{\"level\": \"%s\", \"name\": \"%s g%d %s n %d k %d m %d\", \"us\": %.2f, \"free_us\": %.2f, \"cost_percent\": %.1f, "
-           "\"share\": %.3f, \"free_share\": %.3f}",
+           "\"share\": %.3f, \"free_share\": %.3f, \"tile_share\": %.3f}",
            first ? "" : ", ", f->level, s->name, s->g, s->form == ACT_Q8 ? "l2" : s->form == ACT_Q16 ? "l1" : "f32", (int)s->n,
-           (int)s->k, (int)s->m, a * 1e6, b * 1e6, cost, work / a / roof, work / b / roof);
+           (int)s->k, (int)s->m, a * 1e6, b * 1e6, cost, work / a / roof, work / b / roof,
+           z->tile_peak > 0 && s->m > 8 ? work / a / z->tile_peak : 0);
     free((void *)r.data);
     free((void *)r.a.data);
     free(r.y);
+}
+
+static struct limits limits_of(const struct free_kernels *f, enum cpu_level l)
+{
+    struct limits z = { f->int_peak(), 0, f->float_peak(), read_bandwidth() };
+    if (l == CPU_AMX) {
+        struct free_kernels vectors;
+        free_fill_avx512(&vectors);
+        z.tile_peak = z.int_peak;
+        z.int_peak = vectors.int_peak();
+    }
+    fprintf(stderr, "%s: integer peak %.0f GOP/s, of tiles %.0f, float peak %.0f GFLOP/s, read bandwidth %.1f GB/s\n", f->level,
+            z.int_peak * 1e-9, z.tile_peak * 1e-9, z.float_peak * 1e-9, z.bandwidth * 1e-9);
+    return z;
 }
 
 static int print_peak(void (*const fill[])(struct free_kernels *))
@@ -203,6 +223,7 @@ static int print_peak(void (*const fill[])(struct free_kernels *))
         fprintf(stderr, "bench_order: there is no measure of this processor's peak\n");
         return 1;
     }
+    if (l == CPU_AMX) l = CPU_AVX512; /* the peak of vectors: products are compared with that (limits_of) */
     fill[l](&f);
     printf("{\"level\": \"%s\", \"int_gops\": %.1f, \"float_gflops\": %.1f}\n", f.level, f.int_peak() * 1e-9, f.float_peak() * 1e-9);
     return 0;
@@ -223,11 +244,9 @@ int main(int argc, char **argv)
         struct free_kernels f;
         cpu_kernels_fill(&k, (enum cpu_level)l);
         fill[l](&f);
-        double peak = f.int_peak(), fpeak = f.float_peak(), bandwidth = read_bandwidth();
-        fprintf(stderr, "%s: integer peak %.0f GOP/s, float peak %.0f GFLOP/s, read bandwidth %.1f GB/s\n", f.level, peak * 1e-9,
-                fpeak * 1e-9, bandwidth * 1e-9);
+        struct limits z = limits_of(&f, (enum cpu_level)l);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++, first = false)
-            row_run(&k, &f, &shapes[i], seconds, peak, fpeak, bandwidth, first);
+            row_run(&k, &f, &shapes[i], seconds, &z, first);
     }
     printf("]}\n");
     return 0;
