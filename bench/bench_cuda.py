@@ -1,16 +1,18 @@
 """bench_cuda.py: tokens per second on a GPU, with random checkpoints of real shapes made on the spot.
 
-    bench/bench_cuda.py [--mlx-bun build/mlx-bun] [--device cuda] [--shapes 1b,8b] [--batches 1,8,32] [--out FILE]
+    bench/bench_cuda.py [--mlx-bun build/mlx-bun] [--device cuda] [--shapes 1b,8b] [--batches 1,8,32] [--peers torch,mlx] [--out FILE]
 
 Prints a table (prompt and generation rates, the part of the device's read bandwidth that decoding one request uses, against the
 bars of docs/cuda.md) and writes FILE, by default bench/results/cuda-latest.json. Bandwidth is measured in the same run when
-torch is there. Needs numpy. The weights are random: speed does not depend on them, text does.
+torch is there. Peers run beside it where this Python has them (peer_torch.py, peer_mlx_cuda.py): each row has `peer`, their rates, and
+`ratio`, ours over the best of them; null without. Needs numpy. The weights are random: speed does not depend on them, text does.
 """
 import argparse
 import datetime
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHAPES = {"135m": (576, 1536, 9, 3, 64, 30, 49152), "1b": (2048, 8192, 32, 8, 64, 16, 128256), "8b": (4096, 14336, 32, 8, 128, 32, 128256),
           "70b": (8192, 28672, 64, 8, 128, 80, 128256)}
 GROUP = 64
+PEERS = {"torch": "peer_torch.py", "mlx": "peer_mlx_cuda.py"}
 BARS = {("8b", 1): 600, ("8b", 8): 4000, ("8b", 32): 10000, ("8b", "prefill"): 30000, ("135m", 1): 1500}
 
 
@@ -121,12 +124,45 @@ def run(args, folder, batch, prompt):
     return json.loads(p.stdout)
 
 
+def peers_of(args, shape):
+    """{name of the peer: its best rows}; one that is not here, or fails, is missing."""
+    found = {}
+    for name in (n for n in args.peers.split(",") if n):
+        command = [sys.executable, str(ROOT / "bench" / PEERS[name]), "--shape", shape, "--batches", args.batches, "--contexts", "512"]
+        try:
+            p = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=args.timeout)
+        except subprocess.TimeoutExpired:
+            p = None
+        if not p or p.returncode != 0:
+            print(f"{PEERS[name]}: no rates for {shape}", file=sys.stderr)
+            continue
+        got = json.loads(p.stdout)
+        found[got["peer"]] = got["best"]
+    return found
+
+
+def compare(row, peers):
+    """Sets row's peer: for each rate what the peers have for its batch, with the form that was best; and ratio: ours over the best of them."""
+    row["peer"] = row["ratio"] = None
+    for name, rows in peers.items():
+        for theirs in (r for r in rows if r["batch"] == row["batch"]):
+            key = "decode_tok_s" if "decode_tok_s" in theirs else "prefill_tok_s"
+            if key not in row:
+                continue
+            row["peer"] = row["peer"] or {}
+            form = theirs["form"] + (", compiled" if theirs.get("compiled") else "")
+            row["peer"].setdefault(key, {})[name] = {"rate": theirs[key], "form": form}
+    if row["peer"]:
+        row["ratio"] = {key: round(row[key] / max(p["rate"] for p in by.values()), 2) for key, by in row["peer"].items()}
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("--mlx-bun", default=str(ROOT / "build/mlx-bun"))
     a.add_argument("--device", default="cuda")
     a.add_argument("--shapes", default="1b,8b")
     a.add_argument("--batches", default="1,8,32")
+    a.add_argument("--peers", default="torch,mlx", help="none: --peers ''")
     a.add_argument("--tokens", type=int, default=128)
     a.add_argument("--timeout", type=int, default=300)
     a.add_argument("--commit", default="")
@@ -136,6 +172,7 @@ def main():
     bandwidth = read_bandwidth()
     result = {"date": datetime.date.today().isoformat(), "commit": commit, "read_bytes_s": bandwidth, "rows": []}
     for name in args.shapes.split(","):
+        peers = peers_of(args, name)
         with tempfile.TemporaryDirectory() as d:
             read = write_checkpoint(SHAPES[name], Path(d))
             for batch in (int(b) for b in args.batches.split(",")):
@@ -149,6 +186,7 @@ def main():
                     if (name, key) in BARS and rate in row:
                         row[f"bar_{rate}"] = BARS[name, key]
                         row[f"pass_{rate}"] = row[rate] >= BARS[name, key]
+                compare(row, peers)
                 result["rows"].append(row)
                 print(name, "batch", batch, json.dumps(row), flush=True)
                 Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
