@@ -198,6 +198,7 @@ struct scripted_options {
                                     this sequence, that tables and indices fit and that no freed page is read */
     int32_t n_kinds;
     bool async;                  /* behave as a backend that keeps one step in flight */
+    bool early;                  /* wants pages a token early */
     bool hash_draws;             /* no script: each id is a function of all earlier ids (read from the pages), seed and
                                     choice, in [0, n_vocab); a wrong page changes what is drawn. Never end_id unless
                                     the history says so once in hash_end_every draws (0 = never) */

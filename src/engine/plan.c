@@ -175,6 +175,7 @@ void plan_step(struct engine *e, struct step *st)
     secure_all(e);
     for (struct sequence *s = e->first; s; s = s->next) {
         if (!plannable(s) || n_pending(s) != 1 || s->method->beside) continue;
+        if (e->info->early) seq_grow_early(e, s);
         int32_t before = st->n_tokens - st->n_canvas;
         s->method->next_row(e, s, st, 1);
         if (s->method->whole) st->n_prefill += st->n_tokens - st->n_canvas - before; /* nothing draws one by one there */

@@ -410,7 +410,7 @@ mb_status stepper_scripted(struct stepper *out, const struct scripted_options *o
     s->count = opt->counters ? opt->counters : &s->own_count;
     s->info = (struct stepper_info){ .n_vocab = opt->n_vocab, .n_context = opt->n_context, .m_max = opt->m_max,
                                      .n_rows_max = opt->n_rows_max, .n_draw_max = opt->m_max, .d_model = 1,
-                                     .async = opt->async, .kinds = opt->kinds, .n_kinds = opt->n_kinds,
+                                     .async = opt->async, .early = opt->early, .kinds = opt->kinds, .n_kinds = opt->n_kinds,
                                      .identity = opt->identity, .describe = "scripted" };
     *out = (struct stepper){ s, scripted_info, scripted_submit, scripted_collect, scripted_pool_reserve,
                              scripted_page_copy, scripted_pool_release, scripted_page_read, scripted_page_write,

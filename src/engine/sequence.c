@@ -226,6 +226,19 @@ bool seq_grow(struct engine *e, struct sequence *s, int32_t end, int32_t *covere
     return true;
 }
 
+void seq_grow_early(struct engine *e, struct sequence *s)
+{
+    int32_t next = s->st.n_committed + 1, j = next / KV_PAGE_TOKENS;
+    if (next % KV_PAGE_TOKENS != 0 || next >= s->n_promised) return;
+    for (int32_t k = 0; k < e->kv.n_kinds; k++) {
+        struct kv_table *t = &s->st.kind[k];
+        if (e->kv.kinds[k].type == KIND_STATE || t->n_page != j) continue;
+        int32_t id = kv_page_alloc(&e->kv, k);
+        if (id < 0) return;
+        t->page[t->n_page++] = id;
+    }
+}
+
 /* --- states that may be taken back --- */
 
 bool seq_state_save(struct engine *e, struct sequence *s)

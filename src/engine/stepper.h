@@ -15,6 +15,7 @@ struct stepper_info {
     int32_t n_draw_max;          /* drawing positions of a batch; 0 = m_max */
     int32_t d_model;             /* floats of one media embedding; 0 = takes no media */
     bool async;                  /* one step stays in flight */
+    bool early;                  /* may begin a step that it guesses: ops.h */
     const struct kv_kind *kinds; /* borrowed; n_kinds 0: no state (scripted) */
     int32_t n_kinds;
     const struct canvas_spec *canvas; /* borrowed (model/spec.h); the model draws by canvases; NULL: token by token */

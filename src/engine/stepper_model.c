@@ -156,7 +156,7 @@ mb_status stepper_from_model(struct stepper *out, struct model *model, mb_error 
     m->info = (struct stepper_info){ .n_vocab = m->plan->n_vocab, .n_context = m->plan->n_context,
                                      .m_max = m->plan->m_max, .n_rows_max = m->plan->m_max,
                                      .d_model = m->plan->d_model,
-                                     .async = m->ops->async, .kinds = m->plan->kinds, .n_kinds = m->plan->n_kinds,
+                                     .async = m->ops->async, .early = m->ops->early, .kinds = m->plan->kinds, .n_kinds = m->plan->n_kinds,
                                      .canvas = m->canvas ? &model_spec_get(model)->canvas : NULL,
                                      .identity = identity(m), .describe = m->ops->device_describe(m->device) };
     *out = (struct stepper){ m, ms_info, ms_submit, ms_collect, ms_pool_reserve, ms_page_copy, ms_pool_release,

@@ -96,6 +96,8 @@ struct ops_rates {
 struct ops {
     const char *name;         /* "cpu", "cuda" */
     bool async;
+    bool early;               /* may begin a step before the draws of the one ahead are read: rows are to have the page of the token
+                                 behind their next one, where memory is free */
     bool kv_codes;            /* has pages of KV_Q8 and KV_Q4 */
     bool scratch_as_used;     /* scratch becomes memory where a step first writes; else all of it is taken at compile */
 

@@ -20,6 +20,7 @@ enum { AHEAD_WIDTH = 3, AHEAD_STEPS = 90, AHEAD_PAGES = 4, AHEAD_PROMPT = 70 };
 struct ahead_run {
     struct draw draws[AHEAD_STEPS][AHEAD_WIDTH];
     int32_t n_ahead; /* steps that did */
+    int32_t n_pages; /* of them, those in which a row begins a page */
 };
 
 /* What happens to the guess at a step: a row gets another id than it drew, one rests, all draw otherwise, pages are written. */
@@ -60,7 +61,7 @@ static inline void decode_ahead(const struct ops *ops, struct device *dev, struc
     uint8_t *spare = calloc(1, p->kinds[0].page_bytes);
     if (ops->pool_reserve(dev, (size_t)unit * KV_PAGE_UNIT + p->kinds[0].page_bytes, &err) != MB_OK) fail_msg("%s", err.text);
     if (model_reserve_positions(model, AHEAD_PROMPT + AHEAD_STEPS, &err) != MB_OK) fail_msg("%s", err.text);
-    out->n_ahead = 0;
+    out->n_ahead = out->n_pages = 0;
     for (int32_t step = 0; step < AHEAD_STEPS; step++) {
         int32_t width = step == REST ? AHEAD_WIDTH - 1 : AHEAD_WIDTH;
         if (step == WARMER) params.temperature = 0.9f;
@@ -71,6 +72,9 @@ static inline void decode_ahead(const struct ops *ops, struct device *dev, struc
         if (ops->collect(model_compiled(model), &err) != MB_OK) fail_msg("%s", err.text);
         ops->stats(model_compiled(model), &stats);
         out->n_ahead += stats.ahead;
+        bool begins = false;
+        for (int32_t s = 0; s < width; s++) begins = begins || rows[s].i_first % KV_PAGE_TOKENS == 0;
+        out->n_pages += stats.ahead && begins;
         if (step == OTHER_ID || step == REST || step == WARMER || step == PAGES_WRITTEN) assert_false(stats.ahead);
         for (int32_t s = 0; s < width; s++) {
             seq[s].n_committed += rows[s].n;

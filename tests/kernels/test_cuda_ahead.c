@@ -219,6 +219,7 @@ static void check(const char *family)
     assert_int_equal(want.n_ahead, 0);
     decode_on_card(family, false, &got);
     assert_true(got.n_ahead > 0);
+    assert_true(got.n_pages > 0);
     ahead_compare(family, &got, &want);
 }
 

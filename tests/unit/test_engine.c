@@ -101,6 +101,7 @@ static void rig_manner(struct rig *r, int i)
 {
     rig_kinds(r, manners[i].kinds, manners[i].n);
     r->so.async = manners[i].async;
+    r->so.early = i % 2 == 1;
 }
 
 /* --- batching --- */
@@ -189,6 +190,40 @@ static void test_chunk_ends(void **state)
         assert_true(chunk_ended_at(&r, 460)); /* the span alone, longer than a chunk */
         assert_false(chunk_ended_at(&r, 475));
         assert_true(j.n_progress >= 8);
+        job_free(&j);
+        rig_close(&r);
+    }
+}
+
+/* Rows at the end of a page have the next one where the stepper begins steps early, else not. */
+static int32_t n_at_end, n_with_next;
+static void look_at_pages(void *ctx, const struct row *rows, int32_t n_rows)
+{
+    (void)ctx;
+    for (int32_t i = 0; i < n_rows; i++) {
+        int32_t next = rows[i].i_first + 1;
+        if (rows[i].n != 1 || next % KV_PAGE_TOKENS != 0) continue;
+        n_at_end++;
+        n_with_next += rows[i].seq->kind[0].n_page > next / KV_PAGE_TOKENS;
+    }
+}
+static void test_pages_come_a_token_early(void **state)
+{
+    for (int early = 0; early < 2; early++) {
+        struct rig r;
+        struct rig_job j;
+        rig_kinds(&r, mixed_kinds, 2);
+        r.so.early = early;
+        r.so.on_batch = look_at_pages;
+        rig_open(&r);
+        n_at_end = n_with_next = 0;
+        job_init(&j, &r, 100, 0, 3);
+        j.job.max_tokens = 220;
+        job_run(&j);
+        assert_int_equal(j.n_out[0], 220);
+        assert_int_equal(n_at_end, 3); /* of 318 indices; of index 319 nothing is computed */
+        assert_int_equal(n_with_next, early ? 3 : 0);
+        assert_nothing_held(&r);
         job_free(&j);
         rig_close(&r);
     }
@@ -760,7 +795,7 @@ int main(void)
         cmocka_unit_test(test_script_end_to_end),
         cmocka_unit_test(test_eng006_strangers_change_nothing),
         cmocka_unit_test(test_eng050_chunk_sizes),
-        cmocka_unit_test(test_chunk_ends),
+        cmocka_unit_test(test_chunk_ends), cmocka_unit_test(test_pages_come_a_token_early),
         cmocka_unit_test(test_two_way_spans_checked),
         cmocka_unit_test(test_b100_prefill_share),
         cmocka_unit_test(test_forks_after_one_prefill),

@@ -24,6 +24,7 @@ static void rig_manner(struct rig *r, int i)
     r->so.kinds = manners[i].kinds;
     r->so.n_kinds = manners[i].n;
     r->so.async = manners[i].async;
+    r->so.early = i % 2 == 1;
 }
 
 static void run_cold(struct rig *r, struct rig_job *like, struct rig_job *cold)

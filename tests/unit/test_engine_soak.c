@@ -133,6 +133,7 @@ static void rig_random(struct rig *r)
     r->so.n_kinds = n_kinds_of[pick(8) ? pick(3) : 3];
     r->so.kinds = r->so.n_kinds ? kinds : NULL;
     r->so.async = pick(2);
+    r->so.early = pick(2);
     r->so.hash_end_every = pick(2) ? 40 : 0;
     r->so.on_batch = books_check;
     r->so.m_max = pick(3) ? 2048 : 128;

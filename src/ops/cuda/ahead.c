@@ -3,7 +3,7 @@
  * further. The ids lie on the device, where the draws leave them.
  * It is a guess, and changes nothing but time: the next batch is flattened as ever, and takes the step ahead for its own only if
  * every byte that the device saw is that of the batch and every id is the one that was drawn. Otherwise (a request ended, came, or left,
- * a page is new) that step ends unread: its rows have written keys at an index that nobody sees before it is written again.
+ * a page left a window) that step ends unread: its rows have written keys at an index that nobody sees before it is written again.
  * A step that ends unread costs its time, so there is one only while it pays: each step that went on as guessed saves the host's
  * time between two steps, each other one costs a step.
  * Two blocks take turns: the host fills one, the device may still fetch the other.
@@ -36,11 +36,11 @@ static int32_t *ints_at(uint8_t *block, size_t off)
 }
 
 /* The block from `first` on, and the used part of every kind's tables. */
-static mb_status fetch(struct compiled *c, const uint8_t *block, size_t first, mb_error *err)
+static mb_status fetch(struct compiled *c, const uint8_t *block, size_t first, int32_t n_pages, mb_error *err)
 {
     const struct cuda_batch *b = &c->batch;
     const struct cuda_library *lib = c->dev->lib;
-    size_t tables = (size_t)b->n_pages * sizeof(int32_t);
+    size_t tables = (size_t)n_pages * sizeof(int32_t);
     int code = lib->fetch(&c->ctx, c->batch_dev + first, block + first, b->at.pages + tables - first, c->dev->stream);
     for (int k = 1; k < c->plan->n_kinds && code == 0; k++) {
         size_t off = b->at.pages + (size_t)k * c->n_pages_max * sizeof(int32_t), back = off % 16; /* what lies before is that kind's too, or room */
@@ -51,7 +51,7 @@ static mb_status fetch(struct compiled *c, const uint8_t *block, size_t first, m
 
 mb_status cuda_ahead_send(struct compiled *c, mb_error *err)
 {
-    return fetch(c, c->batch_host, 0, err);
+    return fetch(c, c->batch_host, 0, c->batch.n_pages, err);
 }
 
 /* --- is it the one? --- */
@@ -136,15 +136,47 @@ bool cuda_ahead_take(struct compiled *c, bool whole)
 
 /* --- the step ahead --- */
 
+/* Is the page of the row's next token there, in every kind? The engine sees to it a token early where memory is free. */
+static bool has_next_page(const struct compiled *c, const struct row *r)
+{
+    int32_t j = (r->i_first + 1) / KV_PAGE_TOKENS;
+    bool has = true;
+    for (int k = 0; k < c->plan->n_kinds && has; k++) {
+        const struct kv_table *t = &r->seq->kind[k];
+        has = c->plan->kinds[k].type == KIND_STATE || (j < t->n_page && t->page[j] >= 0);
+    }
+    return has;
+}
+
 /* Can the row be guessed, its next token in a page that it has? */
 static bool row_goes_on(const struct compiled *c, const struct row *r)
 {
-    int32_t next = r->i_first + 1;
-    return r->commit == COMMIT_YES && !r->rope_pos && r->n_two_way == 0 && !r->logits_out && next < c->plan->n_context && next % KV_PAGE_TOKENS != 0;
+    return r->commit == COMMIT_YES && !r->rope_pos && r->n_two_way == 0 && !r->logits_out && r->i_first + 1 < c->plan->n_context && has_next_page(c, r);
+}
+
+/* Entries of the page tables of the step ahead; -1: more than there is room for. */
+static int32_t pages_ahead(const struct compiled *c)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < c->batch.m; i++) n += (c->batch.rows[i].i_first + 1) / KV_PAGE_TOKENS + 1;
+    return (size_t)n <= c->n_pages_max ? (int32_t)n : -1;
+}
+
+/* Its tables, where a row begins a page: those of the rows behind it move. */
+static void tables_ahead(const struct compiled *c, uint8_t *to)
+{
+    const struct cuda_batch *b = &c->batch;
+    struct ck_attn_unit *units = (struct ck_attn_unit *)(void *)(to + b->at.small);
+    for (int32_t i = 0, at = 0, n; i < b->m; i++, at += n) {
+        n = (b->rows[i].i_first + 1) / KV_PAGE_TOKENS + 1;
+        cuda_batch_tables(c, to, &b->rows[i], at, n);
+        ints_at(to, b->at.table_of)[i] = at;
+        if (i < b->n_small) units[i].i_table = at; /* a unit a row, or none where nothing attends */
+    }
 }
 
 /* A token further: from the block of the batch to `to`, which may be that block. False: this is not for the device alone. */
-static bool advance(const struct compiled *c, uint8_t *to)
+static bool advance(const struct compiled *c, uint8_t *to, int32_t n_pages)
 {
     const struct cuda_batch *b = &c->batch;
     struct cuda_draw_job jobs[CUDA_SMALL];
@@ -165,12 +197,13 @@ static bool advance(const struct compiled *c, uint8_t *to)
         for (int k = 0; k < c->n_ropes; k++) cuda_rope_row(c, k, to, i, index);
         ((struct cs_row *)(void *)(to + b->at.rows))[i].i_first = index;
     }
+    if (n_pages != b->n_pages) tables_ahead(c, to);
     *ints_at(to, b->at.slot) = c->slot ^ 1;
     return true;
 }
 
 /* The block of the step ahead. The one of the step at hand stays, its ids too: cuda_ahead_undo may want it. */
-static bool prepare(struct compiled *c)
+static bool prepare(struct compiled *c, int32_t n_pages)
 {
     struct cuda_ahead *a = &c->ahead;
     const struct cuda_batch *b = &c->batch;
@@ -181,9 +214,9 @@ static bool prepare(struct compiled *c)
             size_t off = b->at.pages + (size_t)k * c->n_pages_max * sizeof(int32_t);
             memcpy(a->block + off, c->batch_host + off, tables);
         }
-        return advance(c, a->block);
+        return advance(c, a->block, n_pages);
     }
-    if (!advance(c, c->batch_host)) return false;
+    if (!advance(c, c->batch_host, n_pages)) return false;
     uint8_t *runs = a->block; /* what the step at hand was launched with; the device does not fetch ids */
     memcpy(runs + b->at.id, c->batch_host + b->at.id, (size_t)b->m * sizeof(int32_t));
     a->block = c->batch_host;
@@ -195,7 +228,7 @@ mb_status cuda_ahead_launch(struct compiled *c, struct cuda_graph *now, mb_error
 {
     struct cuda_ahead *a = &c->ahead;
     const struct cuda_library *lib = c->dev->lib;
-    int32_t n_split = 1;
+    int32_t n_split = 1, n_pages = pages_ahead(c);
     if (!a->pays || c->state_kind >= 0) return MB_OK;
     for (int32_t i = 0; i < c->batch.m; i++) {
         int32_t splits = (c->batch.rows[i].i_first + 1 + CK_ATTN_SPLIT) / CK_ATTN_SPLIT;
@@ -203,14 +236,14 @@ mb_status cuda_ahead_launch(struct compiled *c, struct cuda_graph *now, mb_error
         if (splits > n_split) n_split = splits;
     }
     struct cuda_graph *next = cuda_graph_at(c, c->batch.m, &n_split);
-    if (!next || !prepare(c)) return MB_OK;
+    if (!next || n_pages < 0 || !prepare(c, n_pages)) return MB_OK;
     MB_TRY(cuda_check(c->dev, lib->event_record(a->event[c->slot], c->dev->stream), "the step", err));
-    MB_TRY(fetch(c, a->block, c->batch.at.slot, err));
+    MB_TRY(fetch(c, a->block, c->batch.at.slot, n_pages, err));
     MB_TRY(cuda_check(c->dev, lib->graph_run(next->graph, c->dev->stream), "the step ahead", err));
     a->live = true;
     a->graph = now;
     a->m = c->batch.m;
-    a->n_pages = c->batch.n_pages;
+    a->n_pages = n_pages;
     a->pool = c->dev->kv_generation;
     a->writes = c->dev->kv_writes;
     return MB_OK;

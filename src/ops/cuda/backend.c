@@ -4,6 +4,7 @@
 const struct ops ops_cuda = {
     .name = "cuda",
     .async = false,
+    .early = true,
     .device_open = cuda_device_open,
     .device_close = cuda_device_close,
     .device_describe = cuda_device_describe,

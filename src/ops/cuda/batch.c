@@ -61,8 +61,18 @@ static int32_t visible_end(const struct row *r, int32_t i)
     return end < r->i_first + r->n ? end : r->i_first + r->n;
 }
 
-/* Page tables of one row. Pages that left the window become page 0: nothing of them is visible. Pages that the row writes
- * must be there. */
+/* Pages that left the window become page 0: nothing of them is visible. */
+void cuda_batch_tables(const struct compiled *c, uint8_t *block, const struct row *r, int32_t at, int32_t n)
+{
+    for (int k = 0; k < c->plan->n_kinds; k++) {
+        const struct kv_table *t = &r->seq->kind[k];
+        int32_t *to = (int32_t *)(void *)(block + c->batch.at.pages) + (size_t)k * c->n_pages_max + at;
+        if (c->plan->kinds[k].type == KIND_STATE) continue;
+        for (int32_t j = 0; j < n; j++) to[j] = j < t->n_page && t->page[j] >= 0 ? t->page[j] : 0;
+    }
+}
+
+/* Page tables of one row. Pages that the row writes must be there. */
 static mb_status fill_pages(struct compiled *c, const struct row *r, mb_error *err)
 {
     struct cuda_batch *b = &c->batch;
@@ -71,15 +81,11 @@ static mb_status fill_pages(struct compiled *c, const struct row *r, mb_error *e
         return mb_fail(err, MB_INTERNAL, "the rows of a batch have more than %zu pages", c->n_pages_max);
     for (int k = 0; k < c->plan->n_kinds; k++) {
         const struct kv_table *t = &r->seq->kind[k];
-        int32_t *to = ints_at(c, b->at.pages) + (size_t)k * c->n_pages_max + b->n_pages;
-        if (c->plan->kinds[k].type == KIND_STATE) continue;
-        for (int32_t j = 0; j < n; j++) {
-            int32_t page = j < t->n_page ? t->page[j] : -1;
-            if (page < 0 && j >= r->i_first / KV_PAGE_TOKENS)
+        for (int32_t j = r->i_first / KV_PAGE_TOKENS; c->plan->kinds[k].type != KIND_STATE && j < n; j++)
+            if (j >= t->n_page || t->page[j] < 0)
                 return mb_fail(err, MB_INTERNAL, "page %d of kind %d is missing where a row writes", (int)j, k);
-            to[j] = page < 0 ? 0 : page;
-        }
     }
+    cuda_batch_tables(c, c->batch_host, r, b->n_pages, n);
     b->n_pages += n;
     return MB_OK;
 }

@@ -226,6 +226,8 @@ size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_ba
 mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_rows, struct row_result *results, mb_error *err);
 /* The block, and the used part of every kind's tables, to the device. */
 mb_status cuda_batch_send(struct compiled *c, mb_error *err);
+/* The first n pages of a row in every kind's tables of `block`, from entry `at` on. */
+void cuda_batch_tables(const struct compiled *c, uint8_t *block, const struct row *r, int32_t at, int32_t n);
 /* The first index that a query at `index` sees through a window; token i's rotary row of the block. */
 int32_t cuda_window_first(const struct compiled *c, int i_window, int32_t index);
 void cuda_rope_row(const struct compiled *c, int i_rope, uint8_t *block, int32_t i, int32_t position);
