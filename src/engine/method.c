@@ -156,6 +156,7 @@ static bool generate_next_row(struct engine *e, struct sequence *s, struct step 
     const struct engine_job *job = s->run->job;
     r->draw = DRAW_LAST;
     r->draws = draw_add(s, st, s->n_ids);
+    r->is_last = s->n_drawn + 1 >= s->max_drawn;
     if (job->next_mask) st->pos[st->n_draws - 1].mask = job->next_mask(job->filter.ctx, s->i_choice);
     return true;
 }

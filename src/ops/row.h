@@ -118,6 +118,7 @@ struct row {
     int32_t n_adapters;
     enum row_commit commit;
     const struct canvas_pass *canvas; /* NULL: an ordinary row */
+    bool is_last;                  /* known already: its draw is the last of its sequence, which has then its length */
 };
 
 static inline int32_t row_n_draw(const struct row *r)

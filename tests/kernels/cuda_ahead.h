@@ -23,8 +23,9 @@ struct ahead_run {
     int32_t n_pages; /* of them, those in which a row begins a page */
 };
 
-/* What happens to the guess at a step: a row gets another id than it drew, one rests, all draw otherwise, pages are written. */
-enum { OTHER_ID = 23, REST = 31, WARMER = 40, PAGES_WRITTEN = 50 };
+/* What happens to the guess at a step: a row gets another id than it drew, one rests, all draw otherwise, pages are written, a row had
+ * said that it would end. */
+enum { OTHER_ID = 23, REST = 31, WARMER = 40, PAGES_WRITTEN = 50, BEHIND_AN_END = 61 };
 
 static inline void ahead_rows(int32_t n_vocab, struct seq_state *seq, int32_t step, int32_t (*ids)[AHEAD_PROMPT], int32_t *next, const struct sample_params *params,
                        struct sample_pos *pos, struct row *rows)
@@ -67,6 +68,7 @@ static inline void decode_ahead(const struct ops *ops, struct device *dev, struc
         if (step == WARMER) params.temperature = 0.9f;
         if (step == PAGES_WRITTEN) ops->page_write(dev, &p->kinds[0], unit, spare);
         ahead_rows(p->n_vocab, seq, step, ids, next, &params, pos, rows);
+        rows[1].is_last = step + 1 == BEHIND_AN_END;
         for (int32_t s = 0; s < width; s++) results[s] = (struct row_result){ .draws = &out->draws[step][s] };
         if (ops->submit(model_compiled(model), rows, width, results, &err) != MB_OK) fail_msg("%s", err.text);
         if (ops->collect(model_compiled(model), &err) != MB_OK) fail_msg("%s", err.text);
@@ -75,7 +77,7 @@ static inline void decode_ahead(const struct ops *ops, struct device *dev, struc
         bool begins = false;
         for (int32_t s = 0; s < width; s++) begins = begins || rows[s].i_first % KV_PAGE_TOKENS == 0;
         out->n_pages += stats.ahead && begins;
-        if (step == OTHER_ID || step == REST || step == WARMER || step == PAGES_WRITTEN) assert_false(stats.ahead);
+        if (step == OTHER_ID || step == REST || step == WARMER || step == PAGES_WRITTEN || step == BEHIND_AN_END) assert_false(stats.ahead);
         for (int32_t s = 0; s < width; s++) {
             seq[s].n_committed += rows[s].n;
             seq[s].i_state = seq[s].n_committed;

@@ -5,7 +5,7 @@
  * every byte that the device saw is that of the batch and every id is the one that was drawn. Otherwise (a request ended, came, or left,
  * a page left a window) that step ends unread: its rows have written keys at an index that nobody sees before it is written again.
  * A step that ends unread costs its time, so there is one only while it pays: each step that went on as guessed saves the host's
- * time between two steps, each other one costs a step.
+ * time between two steps, each other one costs a step. Ends that are known (a request's last token) are not guessed and cost nothing.
  * Two blocks take turns: the host fills one, the device may still fetch the other.
  */
 #include <string.h>
@@ -102,29 +102,32 @@ static void note_rows(struct compiled *c)
 {
     struct cuda_ahead *a = &c->ahead;
     a->n = c->batch.has_jobs ? c->batch.n_rows : 0;
+    a->ends = false;
     for (int32_t i = 0; i < a->n; i++) {
         a->seq[i] = c->batch.rows[i].seq;
         a->next[i] = c->batch.rows[i].i_first + 1;
+        a->ends = a->ends || c->batch.rows[i].is_last;
     }
 }
 
-/* What a step ahead would have gained or lost here; at most two steps are owed either way. */
+/* What a step ahead would have gained or lost here; it is worth two steps at most, and owes one at most. */
 static void settle(struct compiled *c, bool as_guessed)
 {
     struct cuda_ahead *a = &c->ahead;
     int64_t step = (int64_t)c->stats.step_ns, gap = clock_now_ns() - a->done_ns;
     a->credit_ns += as_guessed ? (gap < step ? gap : step) : -step;
     if (a->credit_ns > 2 * step) a->credit_ns = 2 * step;
-    if (a->credit_ns < -2 * step) a->credit_ns = -2 * step;
+    if (a->credit_ns < -step) a->credit_ns = -step;
 }
 
 bool cuda_ahead_take(struct compiled *c, bool whole)
 {
     struct cuda_ahead *a = &c->ahead;
     bool was_live = a->live, taken = was_live && whole && is_the_step(c), on = goes_on(c) && (taken || !was_live);
+    bool known = a->n > 0 && a->ends && c->batch.has_jobs; /* that it would change */
     a->live = false;
-    if (a->n > 0) settle(c, on);
-    a->pays = on && a->credit_ns > 0;
+    if (a->n > 0 && !a->ends) settle(c, on);
+    a->pays = (on || known) && a->credit_ns > 0;
     note_rows(c);
     if (taken) {
         c->slot ^= 1;
@@ -151,7 +154,8 @@ static bool has_next_page(const struct compiled *c, const struct row *r)
 /* Can the row be guessed, its next token in a page that it has? */
 static bool row_goes_on(const struct compiled *c, const struct row *r)
 {
-    return r->commit == COMMIT_YES && !r->rope_pos && r->n_two_way == 0 && !r->logits_out && r->i_first + 1 < c->plan->n_context && has_next_page(c, r);
+    return r->commit == COMMIT_YES && !r->is_last && !r->rope_pos && r->n_two_way == 0 && !r->logits_out && r->i_first + 1 < c->plan->n_context &&
+           has_next_page(c, r);
 }
 
 /* Entries of the page tables of the step ahead; -1: more than there is room for. */

@@ -123,6 +123,7 @@ struct cuda_ahead {
     uint64_t writes;
     const struct seq_state *seq[CUDA_SMALL]; /* of the step before this one, and where its rows go on */
     int32_t next[CUDA_SMALL], n;
+    bool ends;                  /* one of them had its last draw then */
     int64_t credit_ns, done_ns; /* what it has been worth so far; when the step before was done, 0 = never */
 };
 
