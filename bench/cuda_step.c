@@ -93,10 +93,10 @@ static void fill_scales(int64_t k)
     size_t n = (size_t)shape.vocab * (size_t)(k / 64) * 2;
     uint16_t *h = malloc(n * sizeof *h);
     if (!h) exit(2);
+    float root = 1;
+    for (int j = 0; j < 30; j++) root = 0.5f * (root + (float)k / root);
     for (size_t i = 0; i < n; i++) {
-        float root = 1, v;
-        for (int j = 0; j < 30; j++) root = 0.5f * (root + (float)k / root);
-        v = (i < n / 2 ? 1.0f : -7.5f) * 0.13f / root;
+        float v = (i < n / 2 ? 1.0f : -7.5f) * 0.13f / root;
         uint32_t bits;
         memcpy(&bits, &v, 4);
         h[i] = (uint16_t)(bits >> 16);
@@ -308,9 +308,10 @@ static void step(int m, int keys, unsigned mask)
         if (ON(GLU)) check(lib->linear_glu(&ctx, &g.in, m, &l->gate, &l->up, NULL, NULL, 0, &g.hidden, stream), "gate+up");
         if (ON(DOWN)) into_residual(&l->down, &g.hidden, m);
     }
-    if (ON(TAKE)) check(lib->gather_rows(&ctx, g.residual, shape.d, g.rows, n_draw, shape.d, g.last, shape.d, stream), "draws' rows");
+    bool takes = m > BATCH_MAX; /* else every token draws, in its order */
+    if (ON(TAKE) && takes) check(lib->gather_rows(&ctx, g.residual, shape.d, g.rows, n_draw, shape.d, g.last, shape.d, stream), "draws' rows");
     g.in.layout = lib->x_layout_for(&ctx, n_draw);
-    norm(g.last, n_draw, ON(NORM));
+    norm(takes ? g.last : g.residual, n_draw, ON(NORM));
     struct ck_part p = { .w = &head, .y = g.logits, .ld_y = shape.vocab };
     if (ON(HEAD)) check(lib->linear(&ctx, &g.in, n_draw, &p, 1, stream), "head");
     if (ON(SAMPLE)) sample(n_draw);

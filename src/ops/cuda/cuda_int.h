@@ -243,9 +243,10 @@ const struct ck_x *cuda_input_of(struct compiled *c, buf_id b);
 /* Rows of a buffer in the batch at hand (run.c). */
 int32_t cuda_rows_of(const struct compiled *c, buf_id b);
 /* fuse.c: may a step and the one behind it run as one launch in the batch at hand? Norm and products, products and activation,
- * rotation and attention. */
+ * rotation and attention, the choice of rows that draw and their norm. */
 bool cuda_norm_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *linear);
 bool cuda_glu_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *glu);
+bool cuda_draws_fuse(const struct compiled *c, const struct plan_step *s, const struct plan_step *norm);
 bool cuda_rope_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *attend);
 /* run.c: the graph that runs m single tokens over so many splits, n_split rounded up to what it takes; NULL: none has been captured. */
 struct cuda_graph *cuda_graph_at(struct compiled *c, int32_t m, int32_t *n_split);

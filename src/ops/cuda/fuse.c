@@ -57,6 +57,12 @@ bool cuda_glu_fuses(const struct compiled *c, const struct plan_step *s, const s
            w[0]->n_scale == w[1]->n_scale && w[0]->k == w[1]->k;
 }
 
+/* Rows that draw, taken for the norm behind them: where every token draws, in its order, the norm reads them where they lie. */
+bool cuda_draws_fuse(const struct compiled *c, const struct plan_step *s, const struct plan_step *norm)
+{
+    return c->batch.has_jobs && norm->op == STEP_NORM && norm->in == s->out && is_dead(c, norm + 1, s->out);
+}
+
 /* Rotation and attention: single tokens, and the layer reads the pages that it writes. Nobody else reads the rotated queries. */
 bool cuda_rope_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *attend)
 {

@@ -87,9 +87,12 @@ struct cs_norm cuda_norm_args(struct compiled *c, const struct plan_step *s)
     return a;
 }
 
-static int run_norm(struct compiled *c, const struct plan_step *s)
+/* in: the rows that it takes, those of s->in. */
+static int run_norm(struct compiled *c, const struct plan_step *s, buf_id in)
 {
     struct cs_norm a = cuda_norm_args(c, s);
+    a.in = c->bufs[in];
+    a.ld_in = c->ld[in];
     return c->dev->lib->norm(&c->ctx, &a, c->dev->stream);
 }
 
@@ -285,17 +288,26 @@ static int run_products(struct compiled *c, const struct plan_step *s, const str
     return fuses ? run_linear_glu(c, s, s + 1, x) : run_linear(c, s, x);
 }
 
-/* A norm, or it and the products that take it. */
-static int run_norm_step(struct compiled *c, const struct plan_step *s, const struct plan_step *end, int32_t *n)
+/* A norm of the rows in `in`, or it and the products that take it. */
+static int run_norm_step(struct compiled *c, const struct plan_step *s, const struct plan_step *end, buf_id in, int32_t *n)
 {
-    if (s + 1 == end || !cuda_norm_fuses(c, s, s + 1)) return run_norm(c, s);
+    if (s + 1 == end || !cuda_norm_fuses(c, s, s + 1)) return run_norm(c, s, in);
     struct ck_x x = *cuda_input_of(c, s->outs[0]);
-    x.norm_in = c->bufs[s->in];
-    x.ld_norm = c->ld[s->in];
+    x.norm_in = c->bufs[in];
+    x.ld_norm = c->ld[in];
     x.norm_weight = cuda_constant(c, s, CONST_NORM);
     x.norm_eps = s->u.norm.eps;
     x.norm_identity = s->u.norm.identity;
     int code = run_products(c, s + 1, end, &x, n);
+    ++*n;
+    return code;
+}
+
+/* The rows that draw, or they and what their norm covers. */
+static int run_draws_step(struct compiled *c, const struct plan_step *s, const struct plan_step *end, int32_t *n)
+{
+    if (s + 1 == end || !cuda_draws_fuse(c, s, s + 1)) return run_draws(c, s);
+    int code = run_norm_step(c, s + 1, end, s->in, n);
     ++*n;
     return code;
 }
@@ -306,7 +318,7 @@ static int run_step(struct compiled *c, const struct plan_step *s, const struct 
     *n = 1;
     switch (s->op) {
     case STEP_EMBED: return run_embed(c, s);
-    case STEP_NORM: return run_norm_step(c, s, end, n);
+    case STEP_NORM: return run_norm_step(c, s, end, s->in, n);
     case STEP_LINEAR: return run_products(c, s, end, cuda_input_of(c, s->in), n);
     case STEP_ROPE_KV:
         if (s + 1 == end || !cuda_rope_fuses(c, s, s + 1)) return run_rope(c, s);
@@ -314,7 +326,7 @@ static int run_step(struct compiled *c, const struct plan_step *s, const struct 
         return run_attend(c, s + 1, s);
     case STEP_ATTEND: return run_attend(c, s, NULL);
     case STEP_GLU: return run_glu(c, s);
-    case STEP_DRAWS: return run_draws(c, s);
+    case STEP_DRAWS: return run_draws_step(c, s, end, n);
     case STEP_SAMPLE: return run_sample(c, s);
     case STEP_ROUTE: return cuda_run_route(c, s);
     case STEP_EXPERTS: return cuda_run_experts(c, s);
