@@ -2,8 +2,8 @@
 
     peer_torch.py [--shape 8b] [--batches 1,8,32] [--contexts 512,8192] [--forms bf16,int4] [--compile 1] [--seconds 150]
 
-Forms: bf16, every product by torch's own choice of library; int4, 4 bit in groups of 64 through torch's int4 kernel. Each plain and,
-where torch.compile works, compiled layer by layer. Prints JSON: rows of {form, compiled, context, batch, decode_tok_s} and {form,
+Forms: bf16, every product by torch's own choice of library; int4, 4 bit in groups of 64 through torch's int4 kernel. Each compiled layer
+by layer, or plain where torch.compile does not work. Prints JSON: rows of {form, compiled, context, batch, decode_tok_s} and {form,
 compiled, batch, prompt, prefill_tok_s}, and `best`, the best of the forms for each. Everything is as torch would have it: q, k and v are one product,
 gate and up another, keys lie in a static cache in the order that its attention reads, a step is one CUDA graph with embedding and argmax in it, all keys of the
 cache are seen without a mask, nothing comes back to the host between steps. So these are rates of steps alone, ours those of the
@@ -188,10 +188,10 @@ def main():
     args = a.parse_args()
     end, rows = time.monotonic() + args.seconds, []
     with torch.inference_mode():
-        for compiled in ([True, False] if args.compile else [False]):
-            for form in args.forms.split(","):
-                rows += measure(args, form, compiled, end)
-                torch.cuda.empty_cache()
+        for form in args.forms.split(","):
+            got = measure(args, form, True, end) if args.compile else []
+            rows += got or measure(args, form, False, end)
+            torch.cuda.empty_cache()
     print(json.dumps({"peer": f"torch {torch.__version__}", "device": torch.cuda.get_device_name(), "shape": args.shape, "rows": rows, "best": best_of(rows)}))
 
 
