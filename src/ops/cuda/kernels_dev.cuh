@@ -294,6 +294,13 @@ static __host__ __forceinline__ void ck_fill_out(struct ck_out *o, const struct 
     *o = v;
 }
 
+/* Of a multiprocessor's memory, shared are the bytes of the blocks that are to fit, with what each takes besides; the rest is cache. */
+template <typename... P> static int ck_share(void (*kernel)(P...), int blocks, size_t smem)
+{
+    int percent = (int)(((smem + 1280) * (size_t)blocks) * 100 / (228 * 1024)) + 1;
+    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent < 100 ? percent : 100);
+}
+
 /* Launch with or without the programmatic attribute, in clusters of so many blocks along x. */
 template <typename... P, typename... A>
 static int ck_launch_cluster(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, unsigned cluster, int threads, size_t smem, cudaStream_t st, A... args)

@@ -189,8 +189,9 @@ template <int FMT, int NS, int NT, int RT> struct ring {
         leaf = RT * stage * tile,
         slot = WARPS * leaf,
         red = WARPS * RT * NT * 512,
-        n_red = NT * RT > 4 ? 1 : 2,
-        room = blocks == 2 ? 100 * 1024 : 200 * 1024,
+        near = NT == 1 && FMT == CK_Q4, /* x is to stay in the first-level cache, which has what shared memory leaves: see launch */
+        n_red = NT * RT > 4 || (near && RT == 2) ? 1 : 2,
+        room = (near ? 64 : blocks == 2 ? 100 : 200) * 1024,
         fit = (room - n_red * red) / slot,
         depth = fit > 8 ? 8 : fit < 2 ? 2 : fit,
         bars = depth * slot + n_red * red,
@@ -465,6 +466,10 @@ template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const str
     dim3 grid((unsigned)(a.n_units < most ? a.n_units : most), (unsigned)tokens);
     size_t smem = R::bytes;
     if (a.x.norm_in) smem = (size_t)(R::bytes + 127) / 128 * 128 + (size_t)a.m * (size_t)CK_NORM_LD(a.x.k_pad) * sizeof(__half);
+    if (R::near && c->major >= 9) { /* x of 8 tokens (64 KB for k of 4,096) then comes from the second level once a multiprocessor, not once a unit */
+        int e = ck_share(ring_kernel<FMT, NS, NT, RT, GLU>, R::blocks, smem);
+        if (e) return e;
+    }
     if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, R::threads, smem, st, a);
     if constexpr (RT == (GLU ? 2 : 1)) return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
     else return (int)cudaErrorInvalidValue; /* launch_nt asks for no other before sm_90 */
