@@ -10,6 +10,7 @@ torch is there. Peers run beside it where this Python has them (peer_torch.py, p
 import argparse
 import datetime
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-# hidden, intermediate, heads, key heads, head size, layers, vocabulary
+# hidden, intermediate, heads, key heads, head size, layers, vocabulary; mixtures: experts, chosen experts
 SHAPES = {"135m": (576, 1536, 9, 3, 64, 30, 49152), "1b": (2048, 8192, 32, 8, 64, 16, 128256), "8b": (4096, 14336, 32, 8, 128, 32, 128256),
-          "70b": (8192, 28672, 64, 8, 128, 80, 128256)}
+          "70b": (8192, 28672, 64, 8, 128, 80, 128256),
+          "30b-a3b": (2048, 768, 32, 4, 128, 48, 151936, 128, 8), "30b-a3b-8": (2048, 768, 32, 4, 128, 8, 151936, 128, 8)}  # -8: layers
 GROUP = 64
 PEERS = {"torch": "peer_torch.py", "mlx": "peer_mlx_cuda.py"}
 BARS = {("8b", 1): 600, ("8b", 8): 4000, ("8b", 32): 10000, ("8b", "prefill"): 30000, ("135m", 1): 1500}
@@ -35,28 +37,34 @@ def mxfp4_matrix(n, k, rng):
 
 def tensors(shape, rng, mode="affine"):
     """(name, dtype, dims, bytes); all matrices of one size share their bytes."""
-    d, ff, heads, kv, head, layers, vocab = shape
+    d, ff, heads, kv, head, layers, vocab, *moe = shape
     made = {}
 
-    def matrix(name, n, k):
+    def matrix(name, n, k, stack=()):
         if mode == "mxfp4":
             if (n, k) not in made:
                 made[n, k] = mxfp4_matrix(n, k, rng)
             yield f"{name}.weight", "U32", [n, k // 8], made[n, k][0]
             yield f"{name}.scales", "U8", [n, k // 32], made[n, k][1]
             return
-        if (n, k) not in made:
-            scale = np.full((n, k // GROUP), 0.6 / np.sqrt(k) / 4.6, np.float32)
+        if (*stack, n, k) not in made:
+            scale = np.full((*stack, n, k // GROUP), 0.6 / np.sqrt(k) / 4.6, np.float32)
             scale *= rng.uniform(0.5, 1.5, scale.shape).astype(np.float32)
             half = [(v.view(np.uint32) >> 16).astype(np.uint16).tobytes() for v in (scale, -7.5 * scale)]
-            made[n, k] = (rng.integers(0, 2**32, n * k // 8, np.uint32).tobytes(), *half)
-        w, s, b = made[n, k]
-        yield f"{name}.weight", "U32", [n, k // 8], w
-        yield f"{name}.scales", "BF16", [n, k // GROUP], s
-        yield f"{name}.biases", "BF16", [n, k // GROUP], b
+            made[*stack, n, k] = (rng.integers(0, 2**32, math.prod(stack) * n * k // 8, np.uint32).tobytes(), *half)
+        w, s, b = made[*stack, n, k]
+        yield f"{name}.weight", "U32", [*stack, n, k // 8], w
+        yield f"{name}.scales", "BF16", [*stack, n, k // GROUP], s
+        yield f"{name}.biases", "BF16", [*stack, n, k // GROUP], b
 
-    def norm(name):
-        yield f"{name}.weight", "BF16", [d], np.full(d, 0x3F80, np.uint16).tobytes()
+    def norm(name, n=d):
+        yield f"{name}.weight", "BF16", [n], np.full(n, 0x3F80, np.uint16).tobytes()
+
+    def experts(name):
+        router = rng.normal(0, 1 / np.sqrt(d), (moe[0], d)).astype(np.float32)  # its own in every layer: who goes where differs
+        yield f"{name}.gate.weight", "BF16", [moe[0], d], (router.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        for part, n, k in (("gate", ff, d), ("up", ff, d), ("down", d, ff)):
+            yield from matrix(f"{name}.switch_mlp.{part}_proj", n, k, (moe[0],))
 
     yield from matrix("model.embed_tokens", vocab, d)
     for i in range(layers):
@@ -65,6 +73,11 @@ def tensors(shape, rng, mode="affine"):
         for part, n, k in (("q", heads * head, d), ("k", kv * head, d), ("v", kv * head, d), ("o", d, heads * head)):
             yield from matrix(f"{m}.self_attn.{part}_proj", n, k)
         yield from norm(f"{m}.post_attention_layernorm")
+        if moe:
+            for part in "qk":
+                yield from norm(f"{m}.self_attn.{part}_norm", head)
+            yield from experts(f"{m}.mlp")
+            continue
         for part, n, k in (("gate", ff, d), ("up", ff, d), ("down", d, ff)):
             yield from matrix(f"{m}.mlp.{part}_proj", n, k)
     yield from norm("model.norm")
@@ -72,12 +85,15 @@ def tensors(shape, rng, mode="affine"):
 
 
 def write_checkpoint(shape, folder, mode="affine"):
-    """4-bit weights, affine or mxfp4. Returns the bytes that a decoded token reads: everything but the embedding."""
-    d, ff, heads, kv, head, layers, vocab = shape
+    """4-bit weights, affine or mxfp4. Returns the bytes that a decoded token reads: everything but the embedding, and of experts the chosen."""
+    d, ff, heads, kv, head, layers, vocab, *moe = shape
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": d, "intermediate_size": ff, "head_dim": head,
               "num_attention_heads": heads, "num_key_value_heads": kv, "num_hidden_layers": layers, "vocab_size": vocab,
               "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 16384, "tie_word_embeddings": False,
               "bos_token_id": 1, "eos_token_id": 2, "quantization": {"group_size": GROUP if mode == "affine" else 32, "bits": 4, "mode": mode}}
+    if moe:
+        config |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": moe[0], "num_experts_per_tok": moe[1],
+                   "moe_intermediate_size": ff, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "tests/golden/tiny/llama" / name, folder)
@@ -86,7 +102,7 @@ def write_checkpoint(shape, folder, mode="affine"):
     for name, dtype, dims, data in all_tensors:
         header[name] = {"dtype": dtype, "shape": dims, "data_offsets": [at, at + len(data)]}
         at += len(data)
-        read += 0 if "embed" in name else len(data)
+        read += 0 if "embed" in name else len(data) * moe[1] // moe[0] if "switch_mlp" in name else len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(folder / "model.safetensors", "wb") as f:

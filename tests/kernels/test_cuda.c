@@ -315,6 +315,8 @@ static void test_steps_ahead_change_no_bit(void **state)
     NEEDS_GPU();
     check_ahead("llama");
     check_ahead("gemma3"); /* two kinds of pages, windows */
+    check_ahead("qwen3_moe");
+    check_ahead("gpt_oss"); /* experts with biases */
 }
 
 /* --- draws --- */

@@ -154,7 +154,7 @@ static void lay_out_buffer(struct compiled *c, int i, uint8_t *base, size_t *off
 {
     const struct plan_buf *b = &c->plan->bufs[i];
     int64_t rows = rows_max(c->plan, b);
-    if (b->type == BUF_ACT && b->n_slots > 0) return; /* moe.c has its own, an expert at a time */
+    if (b->type == BUF_ACT && b->n_slots > 0) return; /* moe.c has its own */
     if (b->type == BUF_ACT) {
         c->inputs[i] = (struct ck_x){ .v = take(base, off, c->dev->lib->x_bytes((int)rows, b->width)), .k = b->width,
                                       .k_pad = (b->width + 63) / 64 * 64, .mul = 1.0f };
@@ -189,11 +189,15 @@ static void lay_out_moe(struct compiled *c, uint8_t *base, size_t *off)
     struct cuda_moe *moe = &c->moe;
     size_t m = moe->n_expert > 0 ? (size_t)c->plan->m_max : 0;
     if (m == 0) return;
-    moe->slot_dev = (int32_t *)(void *)take(base, off, m * (size_t)moe->top_k * sizeof(int32_t));
-    moe->x = take(base, off, c->dev->lib->x_bytes((int)m, moe->d));
-    moe->hidden = take(base, off, c->dev->lib->x_bytes((int)m, moe->width));
-    moe->y = (float *)(void *)take(base, off, m * (size_t)moe->d * sizeof(float));
-    moe->acc = (float *)(void *)take(base, off, m * (size_t)moe->d * sizeof(float));
+    size_t slots = m * (size_t)moe->top_k, pieces = c->dev->lib->experts_pieces((int)m, (int)moe->top_k, (int)moe->n_expert);
+    moe->list.pieces = (struct ck_piece *)(void *)take(base, off, pieces * sizeof(struct ck_piece));
+    moe->list.slots = (int32_t *)(void *)take(base, off, slots * sizeof(int32_t));
+    moe->list.n_piece = (int32_t *)(void *)take(base, off, sizeof(int32_t));
+    moe->list.n_done = (int32_t *)(void *)take(base, off, sizeof(int32_t));
+    int rows = (int)c->dev->lib->experts_rows(&c->dev->ctx, (int)m, (int)moe->top_k, (int)moe->n_expert);
+    moe->x = take(base, off, c->dev->lib->x_layout_for(&c->dev->ctx, (int)m) == CK_X_TILES ? c->dev->lib->x_bytes(rows, moe->d) : 0);
+    moe->hidden = take(base, off, c->dev->lib->x_bytes(rows, moe->width));
+    moe->y = (float *)(void *)take(base, off, slots * (size_t)moe->d * sizeof(float));
 }
 
 static size_t lay_out(struct compiled *c, uint8_t *base)
@@ -247,19 +251,6 @@ static mb_status alloc_host(struct compiled *c, mb_error *err)
     return c->host_scratch && c->batch.row_first && c->batch.draws ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory for the batch");
 }
 
-/* A route row is padded as its buffer is. */
-static mb_status alloc_moe(struct compiled *c, mb_error *err)
-{
-    const struct cuda_library *lib = c->dev->lib;
-    size_t m = (size_t)c->plan->m_max, row = ((size_t)c->moe.top_k * 2 + 3) / 4 * 4;
-    if (c->moe.n_expert == 0) return MB_OK;
-    int code = lib->alloc_host((void **)&c->moe.route, m * row * sizeof(float));
-    if (code == 0) code = lib->alloc_host((void **)&c->moe.slot, m * (size_t)c->moe.top_k * sizeof(int32_t));
-    MB_TRY(cuda_check(c->dev, code, "pinned host memory", err));
-    c->moe.first = mb_calloc((size_t)c->moe.n_expert + 2, sizeof(int32_t));
-    return c->moe.first ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory for the lists of experts");
-}
-
 static mb_status alloc_device(struct compiled *c, mb_error *err)
 {
     const struct cuda_library *lib = c->dev->lib;
@@ -284,12 +275,11 @@ mb_status cuda_compile(struct device *d, const struct plan *p, const struct comp
     mb_status st = describe_plan(c, d, p, opt, err);
     if (st == MB_OK) st = alloc_device(c, err);
     if (st == MB_OK) st = alloc_host(c, err);
-    if (st == MB_OK) st = alloc_moe(c, err);
     if (st != MB_OK) {
         cuda_compiled_free(c);
         return st;
     }
-    c->use_graphs = c->moe.n_expert == 0 && !d->no_graphs;
+    c->use_graphs = !d->no_graphs;
     *out = c;
     return MB_OK;
 }
@@ -303,13 +293,12 @@ void cuda_compiled_free(struct compiled *c)
     cuda_graphs_free(c);
     cuda_ahead_close(c);
     if (c->block) lib->free(c->block);
-    void *pinned[] = { c->batch_host, c->jobs, c->outs, c->host_logits, c->moe.route, c->moe.slot };
+    void *pinned[] = { c->batch_host, c->jobs, c->outs, c->host_logits };
     for (size_t i = 0; i < sizeof pinned / sizeof pinned[0]; i++)
         if (pinned[i]) lib->free_host(pinned[i]);
     mb_free(c->host_scratch);
     mb_free(c->batch.row_first);
     mb_free(c->batch.draws);
-    mb_free(c->moe.first);
     mb_free(c->constants);
     mb_free(c->mirror);
     mb_free(c);

@@ -21,6 +21,7 @@ static void vectors_of(const struct compiled *c, const struct plan_step *s, stru
         out[CONST_SINKS] = (struct vector){ s->u.attend.sinks, s->u.attend.n_head };
     } else if (s->op == STEP_ROUTE) {
         out[CONST_SCALES] = (struct vector){ s->u.route.expert_scale, s->u.route.n_expert };
+        out[CONST_CHOICE_BIAS] = (struct vector){ s->u.route.choice_bias, s->u.route.n_expert };
     } else if (s->op == STEP_EXPERTS) {
         int64_t n = s->u.experts.n_expert, d = s->u.experts.gate->k;
         out[CONST_GATE_BIAS] = (struct vector){ s->u.experts.gate_bias, n * s->u.experts.width };

@@ -94,16 +94,13 @@ struct cuda_rope_table {
     int32_t n_rot;
 };
 
-/* Mixtures of experts (moe.c): which tokens of the batch go to which expert, of the layer at hand. */
+/* Mixtures of experts (moe.c): device memory for the layer at hand. */
 struct cuda_moe {
     int32_t n_expert, top_k;    /* the most of any layer; 0: the plan has no experts */
     int64_t width, d;           /* likewise, of the linear inputs below */
-    float *route;               /* pinned [m_max][2 * top_k] what the router chose */
-    int32_t *slot;              /* pinned [m_max * top_k] i * top_k + j, by expert, then by token */
-    int32_t *slot_dev;
-    int32_t *first;             /* [n_expert + 1] slots of an expert */
-    void *x, *hidden;           /* rows of one expert as linear inputs: of gate and up, of down */
-    float *y, *acc;             /* [m_max][d] */
+    struct ck_expert_list list; /* which slots go to which expert */
+    void *x, *hidden;           /* linear inputs: a prompt's rows by piece; what down takes */
+    float *y;                   /* [m_max * top_k][d] what down makes of slots */
 };
 
 struct cuda_graph {
@@ -173,7 +170,7 @@ struct compiled {
 
 /* Vectors of a step that live on the host in the plan and on the device here. */
 enum cuda_constant {
-    CONST_NORM = 0, CONST_Q_NORM = 0, CONST_K_NORM = 1, CONST_SINKS = 0, CONST_BIAS = 0, CONST_SCALES = 0, CONST_GATE_BIAS = 0,
+    CONST_NORM = 0, CONST_Q_NORM = 0, CONST_K_NORM = 1, CONST_SINKS = 0, CONST_BIAS = 0, CONST_SCALES = 0, CONST_CHOICE_BIAS = 1, CONST_GATE_BIAS = 0,
     CONST_UP_BIAS = 1, CONST_DOWN_BIAS = 2, CONST_CONV = 0, CONST_DECAY = 1, CONST_DT_BIAS = 2, CONST_DELTA_NORM = 3, CUDA_CONSTANTS = PLAN_MAX_PARTS
 };
 
@@ -235,7 +232,7 @@ void cuda_rope_row(const struct compiled *c, int i_rope, uint8_t *block, int32_t
 /* lora.c: adapters of the batch: uploads those that are not on the device, fills the tokens' stacks. */
 mb_status cuda_adapters_fill(struct compiled *c, const void **stack, mb_error *err);
 void cuda_adapters_free(struct device *d);
-/* moe.c: steps route and experts; the second waits for the first, so that plans with experts never run as graphs. */
+/* moe.c: steps route and experts. */
 int cuda_run_route(struct compiled *c, const struct plan_step *s);
 int cuda_run_experts(struct compiled *c, const struct plan_step *s);
 /* A linear input in the layout that its rows now want; NULL for none (run.c). */

@@ -139,6 +139,53 @@ int ck_linear(const struct ck_ctx *c, const struct ck_x *x, int m, const struct 
 int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_weight *gate, const struct ck_weight *up,
                   const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
 
+/* --- products of a mixture of experts --- */
+
+/* Slot i * top_k + j is the way of token i through the expert whose id is its j-th (rising). What the router chose is listed on the
+ * device (steps.h: cs_route) and stays there: slots by expert, cut into pieces of one expert each. The matrices of all experts of a
+ * layer lie one below the other in a stack, whole tiles each. A row's bits are those of ck_linear and ck_linear_glu with its expert's
+ * matrices, whatever piece it is in. */
+struct ck_piece {
+    int32_t expert, first, n; /* its slots: slots[first .. first + n) */
+    int32_t unused;           /* 16 bytes, one load */
+};
+#define CK_PIECE_TILE 128     /* slots of a piece of a prompt: a block of tokens of CK_X_TILES */
+struct ck_expert_list {
+    int32_t most;             /* slots of a piece at most (ck_experts_most); 1: piece i is slot i */
+    struct ck_piece *pieces;  /* [ck_experts_pieces] */
+    int32_t *slots;           /* [m * top_k] */
+    int32_t *n_piece;
+    int32_t *n_done;          /* zero between launches */
+};
+struct ck_experts {
+    struct ck_expert_list list;
+    int32_t m, top_k, n_expert;
+};
+/* Slots of a piece for such a batch. 1: few tokens, whose sums ck_experts_down_sum takes with the products. CK_PIECE_TILE: a prompt, whose
+ * linear inputs are CK_X_TILES with a block of tokens for each piece (steps.h: cs_gather_pieces). Else they are CK_X_ROWS: x the batch's, down's
+ * with a row for each slot. */
+int ck_experts_most(const struct ck_ctx *c, int m, int top_k, int n_expert);
+size_t ck_experts_pieces(int m_max, int top_k, int n_expert);                        /* that a batch may have */
+size_t ck_experts_rows(const struct ck_ctx *c, int m_max, int top_k, int n_expert);  /* of the linear inputs that are not the batch's */
+/* out's row of a slot = act(gate) * up of its row of x. width: rows of an expert in gate and up. */
+int ck_experts_glu(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *gate, const struct ck_weight *up,
+                   int64_t width, const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
+/* y[slot] = the slot's row of x through down, d rows an expert. */
+int ck_experts_down(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *down, int64_t d, const float *bias,
+                    float *y, int64_t ld_y, cudaStream_t st);
+/* A token's experts: acc = +0, then acc += weight * y in rising id; acc += shared / (1 + exp(-gate)) (shared NULL: none; gate NULL: shared as it
+ * is); out = acc or out += acc. */
+struct ck_expert_sum {
+    const float *route;       /* [m][ld_route] what cs_route wrote: weight j at top_k + j */
+    const float *shared, *gate;
+    float *out;
+    int64_t ld_route, ld_shared, ld_gate, ld_out;
+    int add;
+};
+/* ck_experts_down and the sum of what it makes, for lists of single slots. */
+int ck_experts_down_sum(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *down, int64_t d, const float *bias,
+                        const struct ck_expert_sum *sum, cudaStream_t st);
+
 /* --- attention over pages --- */
 
 /* A page (64 tokens) holds for each layer and KV head K [64 keys][d_pad], then V turned: [d_pad][64 keys], elements of the page's

@@ -9,6 +9,11 @@ extern "C" int ck_gemm(const struct ck_ctx *c, const struct ck_x *x, int m, cons
 extern "C" int ck_gemm_glu(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_weight *gate, const struct ck_weight *up,
                 const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
 
+/* kernels_experts_gemm.cu: pieces of CK_PIECE_TILE; parts: the stacks, n an expert's rows. out: gate and up into it; NULL: down. w: their form. */
+struct ck_out;
+extern "C" int ck_experts_gemm(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *w, const struct ck_out *parts,
+                               int glu, const struct ck_x *out, cudaStream_t st);
+
 /* Attention by form; the caller has checked shapes. d_pad: head_dim rounded up to 64. */
 struct attend_args {
     struct ck_attend a;

@@ -197,9 +197,8 @@ static struct cuda_library table()
     t.linear_finish = cs_linear_finish;
     t.delta = cs_delta;
     t.route = cs_route;
-    t.gather_input = cs_gather_input;
-    t.expert_add = cs_expert_add;
-    t.experts_finish = cs_experts_finish;
+    t.gather_pieces = cs_gather_pieces;
+    t.experts_sum = cs_experts_sum;
     t.meet = cs_meet;
     t.join = cs_join;
     t.join_input = cs_join_input;
@@ -221,6 +220,12 @@ static struct cuda_library table()
     t.norm_tokens = ck_norm_tokens;
     t.linear = ck_linear;
     t.linear_glu = ck_linear_glu;
+    t.experts_most = ck_experts_most;
+    t.experts_pieces = ck_experts_pieces;
+    t.experts_rows = ck_experts_rows;
+    t.experts_glu = ck_experts_glu;
+    t.experts_down = ck_experts_down;
+    t.experts_down_sum = ck_experts_down_sum;
     t.kv_head_bytes = ck_kv_head_bytes;
     t.attn_small_tokens = ck_attn_small_tokens;
     t.attn_large_tokens = ck_attn_large_tokens;

@@ -12,7 +12,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/steps.h"
 
-#define CUDA_LIBRARY_ABI 5 /* a change of any line here, in steps.h or kernels.h */
+#define CUDA_LIBRARY_ABI 6 /* a change of any line here, in steps.h or kernels.h */
 
 struct cuda_device_info {
     char name[64];
@@ -65,11 +65,9 @@ struct cuda_library {
                          int64_t ld_out, int add, cudaStream_t st);
     int (*delta)(const struct ck_ctx *c, const struct cs_delta *a, cudaStream_t st);
     int (*route)(const struct ck_ctx *c, const struct cs_route *a, cudaStream_t st);
-    int (*gather_input)(const struct ck_ctx *c, const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
-    int (*expert_add)(const struct ck_ctx *c, const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
-                      int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
-    int (*experts_finish)(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
-                          const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
+    int (*gather_pieces)(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *in, const struct ck_x *out, cudaStream_t st);
+    int (*experts_sum)(const struct ck_ctx *c, const struct ck_expert_sum *a, const float *y, int64_t ld_y, int32_t m, int32_t top_k, int32_t width,
+                       cudaStream_t st);
     int (*meet)(const struct ck_ctx *c, const struct cs_meet *a, cudaStream_t st);
     int (*join)(const struct ck_ctx *c, const struct cs_join *a, cudaStream_t st);
     int (*join_input)(const struct ck_ctx *c, const struct cs_join_input *a, cudaStream_t st);
@@ -95,6 +93,15 @@ struct cuda_library {
     int (*linear)(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st);
     int (*linear_glu)(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_weight *gate, const struct ck_weight *up,
                       const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
+    int (*experts_most)(const struct ck_ctx *c, int m, int top_k, int n_expert);
+    size_t (*experts_pieces)(int m_max, int top_k, int n_expert);
+    size_t (*experts_rows)(const struct ck_ctx *c, int m_max, int top_k, int n_expert);
+    int (*experts_glu)(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *gate, const struct ck_weight *up,
+                       int64_t width, const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
+    int (*experts_down)(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *down, int64_t d, const float *bias,
+                        float *y, int64_t ld_y, cudaStream_t st);
+    int (*experts_down_sum)(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *down, int64_t d, const float *bias,
+                            const struct ck_expert_sum *sum, cudaStream_t st);
     size_t (*kv_head_bytes)(int kv_format, int head_dim);
     int (*attn_small_tokens)(int n_head, int n_head_kv);
     int (*attn_large_tokens)(int n_head, int n_head_kv);

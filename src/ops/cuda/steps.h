@@ -136,23 +136,26 @@ int cs_delta(const struct ck_ctx *c, const struct cs_delta *a, cudaStream_t st);
 
 /* --- mixtures of experts --- */
 
-/* Router logits (overwritten) of m tokens -> out: [top_k] ids rising, [top_k] weights; plan.h's STEP_ROUTE. */
+/* Router logits of m tokens -> out: [top_k] ids rising, [top_k] weights; plan.h's STEP_ROUTE. And the list of who goes where. */
+enum { CS_ROUTE_SOFTMAX_ALL = 0, CS_ROUTE_SOFTMAX_CHOSEN, CS_ROUTE_SIGMOID }; /* as plan.h's route_kind */
 struct cs_route {
-    float *in, *out;
+    const float *in;
+    float *out;
     int64_t ld_in, ld_out;
-    int32_t m, n_expert, top_k, softmax_chosen, normalise;
+    int32_t m, n_expert, top_k, kind, normalise;
     const float *expert_scale;  /* [n_expert] or NULL */
+    const float *choice_bias;   /* SIGMOID: [n_expert] or NULL */
+    int32_t n_group, n_group_used;
+    float scale;                /* SIGMOID */
+    struct ck_expert_list list;
 };
 int cs_route(const struct ck_ctx *c, const struct cs_route *a, cudaStream_t st);
 
-/* Rows slots[i] / per of a linear input, one after the other; host structs, each with its own layout. */
-int cs_gather_input(const struct ck_ctx *c, const struct ck_x *in, const int32_t *slots, int32_t per, int32_t n, const struct ck_x *out, cudaStream_t st);
-/* acc[slot / top_k] += weight of the slot * y[i], i < n; no two slots of one token. */
-int cs_expert_add(const struct ck_ctx *c, const float *y, int64_t ld_y, const int32_t *slots, int32_t n, const float *route, int64_t ld_route, int32_t top_k,
-                  int32_t width, float *acc, int64_t ld_acc, cudaStream_t st);
-/* acc += shared / (1 + exp(-gate)) (shared NULL: none), then out = acc or out += acc. */
-int cs_experts_finish(const struct ck_ctx *c, float *acc, int64_t ld_acc, int32_t m, int32_t width, const float *shared, int64_t ld_shared,
-                      const float *gate, int64_t ld_gate, float *out, int64_t ld_out, int add, cudaStream_t st);
+/* The rows of a linear input in CK_X_TILES by piece, a block of tokens each; host structs. */
+int cs_gather_pieces(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *in, const struct ck_x *out, cudaStream_t st);
+/* The sums of ck_experts_down's y [slot][ld_y] (kernels.h: struct ck_expert_sum). */
+int cs_experts_sum(const struct ck_ctx *c, const struct ck_expert_sum *a, const float *y, int64_t ld_y, int32_t m, int32_t top_k, int32_t width,
+                   cudaStream_t st);
 
 /* --- several ranks: columns that were computed apart come together. Parts may lie on another card that this one reaches --- */
 

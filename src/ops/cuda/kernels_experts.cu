@@ -1,0 +1,576 @@
+/* kernels_experts.cu: products of a mixture of experts: pieces (kernels.h: struct ck_piece) through their experts' matrices, all in one
+ * launch, as many as the device finds in the list. Order of operations, tiles and leaves are kernels_linear.cu's: the same bits.
+ *
+ * A unit is some row tiles of a piece's expert: gate and up of the same rows, or neighbours of down. On sm_90 eight warps multiply, a leaf
+ * of k each; a ninth brings weights by bulk copies, over units; others add the leaf sums. Up to 32 slots are the columns of a piece
+ * (of prompts more: kernels_experts_gemm.cu).
+ * Of few tokens every slot is a piece, and down's units are row tiles of a token: its experts one after the other, summed on the way.
+ */
+#include "ops/cuda/kernels_experts.cuh"
+#include "ops/cuda/kernels_int.h"
+
+#define WARPS CK_LEAVES
+#define ALONE 4 /* tokens of a batch whose slots are pieces */
+
+struct experts_args {
+    struct ck_out part[2];      /* the stacks, n: rows of an expert; gate and up, or down */
+    struct ck_x x, out;
+    struct ck_expert_list list;
+    struct ck_expert_sum sum;
+    int n_row_unit, n_ktile;
+    int per, top_k;             /* slot / per is its row of x */
+    int glu;
+};
+
+/* Where a block is: unit after unit, of a token its experts in turn when sums are taken here. */
+template <bool SUM> struct walk {
+    int unit, j, n_unit, per, top_k;
+    __device__ __forceinline__ walk(const struct experts_args &a)
+    {
+        unit = (int)blockIdx.x;
+        j = 0;
+        per = a.n_row_unit;
+        top_k = SUM ? a.top_k : 1;
+        n_unit = *a.list.n_piece / top_k * per;
+    }
+    __device__ __forceinline__ bool on(void) const { return unit < n_unit; }
+    __device__ __forceinline__ void next(void)
+    {
+        if (SUM && ++j < top_k) return;
+        j = 0;
+        unit += (int)gridDim.x;
+    }
+    __device__ __forceinline__ int token(void) const { return unit / per; }
+    __device__ __forceinline__ int piece(void) const { return unit / per * top_k + j; }
+    __device__ __forceinline__ int rows(void) const { return unit % per; }
+};
+
+static __device__ __forceinline__ struct ck_piece piece_at(const struct experts_args &a, int i)
+{
+    const int4 v = *(const int4 *)&a.list.pieces[i];
+    return ck_piece{ v.x, v.y, v.z, v.w };
+}
+
+template <int RT, bool GLU> static __device__ __forceinline__ int row_tile_of(int u, int r) { return GLU ? u * (RT / 2) + r % (RT / 2) : u * RT + r; }
+
+/* Row tile r of unit u; rows behind an expert's last: any will do. */
+template <int FMT, int NS, int RT, bool GLU>
+static __device__ __forceinline__ const uint8_t *unit_tiles(const struct experts_args &a, int expert, int u, int r)
+{
+    const struct ck_out &o = a.part[GLU ? r / (RT / 2) : 0];
+    const int rt = row_tile_of<RT, GLU>(u, r);
+    return o.tiles + ((int64_t)expert * (o.n / 16) + (rt * 16 < o.n ? rt : 0)) * a.n_ktile * ck_tile_size<FMT, NS>();
+}
+
+/* Where the columns of this lane begin in x: -1 for none. Lane l has columns 8 q + l / 4. */
+template <int NT> static __device__ __forceinline__ void columns_of(const struct experts_args &a, int i_piece, int lane, int (&at)[NT])
+{
+    const struct ck_piece p = piece_at(a, i_piece);
+#pragma unroll
+    for (int q = 0; q < NT; q++) {
+        const int col = q * 8 + (lane >> 2);
+        at[q] = -1;
+        if (col < p.n) at[q] = (a.list.most == 1 ? p.first : a.list.slots[p.first + col]) / a.per * (int)a.x.k_pad;
+    }
+}
+
+template <int NT> static __device__ __forceinline__ void x_load(uint4 (&x)[NT][2], const __half *v, const int (&at)[NT], int k, bool is)
+{
+#pragma unroll
+    for (int q = 0; q < NT; q++)
+        if (is && at[q] >= 0) {
+            const uint4 *src = (const uint4 *)(v + at[q] + k);
+            x[q][0] = src[0];
+            x[q][1] = src[4];
+        }
+}
+
+/* Codes of one tile against NT x 8 columns. */
+template <int FMT, int NS, int NT, int RT>
+static __device__ __forceinline__ void tile_product(float (&acc)[RT][NT][4], const ck_lane_tile<FMT, NS> (&w)[RT], const uint4 (&x)[NT][2], int lane)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+            uint32_t f[4];
+            w[r].frag(f, j, lane);
+#pragma unroll
+            for (int q = 0; q < NT; q++) {
+                const uint4 v = x[q][j >> 1];
+                ck_mma_f16(acc[r][q], f, j & 1 ? v.z : v.x, j & 1 ? v.w : v.y);
+            }
+        }
+}
+
+/* What the leaf sums of a unit meet, loaded ahead of them: factors of its rows, where its columns go. */
+template <int NT, int RT, bool GLU> struct unit_ends {
+    enum { OUT = GLU ? RT / 2 : RT };
+    struct ck_out o, up; /* of the expert */
+    struct ck_row rows[OUT][2], ups[OUT][2];
+    int slot[NT][2];     /* -1: no column */
+    /* every, part: column eighths q with q % every == part. */
+    __device__ __forceinline__ void load(const struct experts_args &a, const struct ck_piece &p, int u, int every, int part, int l)
+    {
+        o = a.part[0];
+        o.row_scale += (int64_t)p.expert * o.n;
+        if (o.bias) o.bias += (int64_t)p.expert * o.n;
+        if (GLU) {
+            up = a.part[1];
+            up.row_scale += (int64_t)p.expert * up.n;
+            if (up.bias) up.bias += (int64_t)p.expert * up.n;
+        }
+#pragma unroll
+        for (int r = 0; r < OUT; r++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int row = row_tile_of<RT, GLU>(u, r) * 16 + (l >> 2) + 8 * h;
+                rows[r][h] = ck_row_load(o, a.x.mul, row);
+                if (GLU) ups[r][h] = ck_row_load(up, a.x.mul, row);
+            }
+#pragma unroll
+        for (int q = 0; q < NT; q++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int col = q * 8 + (l & 3) * 2 + e;
+                slot[q][e] = -1;
+                if (q % every == part && col < p.n) slot[q][e] = a.list.most == 1 ? p.first : a.list.slots[p.first + col];
+            }
+    }
+};
+
+/* Leaf sums of row tile r, eighth q of the columns, in order. */
+template <int NT, int RT> static __device__ __forceinline__ float4 leaves_of(const float4 (*red)[RT][NT][32], int r, int q, int l)
+{
+    float4 s = red[0][r][q][l];
+#pragma unroll
+    for (int k = 1; k < WARPS; k++) {
+        const float4 v = red[k][r][q][l];
+        s.x = __fadd_rn(s.x, v.x);
+        s.y = __fadd_rn(s.y, v.y);
+        s.z = __fadd_rn(s.z, v.z);
+        s.w = __fadd_rn(s.w, v.w);
+    }
+    return s;
+}
+
+template <int NT, int RT, bool GLU>
+static __device__ __forceinline__ void unit_out(const struct experts_args &a, const struct unit_ends<NT, RT, GLU> &ends, const float4 (*red)[RT][NT][32], int u,
+                                                int q, int l)
+{
+    constexpr int OUT = GLU ? RT / 2 : RT;
+    const float inv = GLU ? __fdiv_rn(1.0f, a.out.mul) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < OUT; r++) {
+        const float4 s4 = leaves_of<NT, RT>(red, r, q, l), t4 = GLU ? leaves_of<NT, RT>(red, r + OUT, q, l) : s4;
+        const float s[4] = { s4.x, s4.y, s4.z, s4.w }, t[4] = { t4.x, t4.y, t4.z, t4.w };
+        const int row = row_tile_of<RT, GLU>(u, r) * 16 + (l >> 2);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int rr = row + (e >> 1) * 8, slot = ends.slot[q][e & 1];
+            if (slot < 0) continue;
+            if (!GLU) {
+                if (rr < ends.o.n) ends.o.y[(int64_t)slot * ends.o.ld_y + rr] = ck_out_linear(ends.o, ends.rows[r][e >> 1], s[e]);
+            } else if (rr < a.out.k_pad) {
+                const float v = ck_glu_value(ends.o, ends.up, a.glu, inv, ends.rows[r][e >> 1], ends.ups[r][e >> 1], rr, s[e], t[e]);
+                ((__half *)a.out.v)[(int64_t)slot * a.out.k_pad + rr] = __float2half_rn(v);
+            }
+        }
+    }
+}
+
+/* Straight loads: before sm_90. */
+template <int FMT, int NS, int NT, int RT, bool GLU>
+static __global__ void __launch_bounds__(WARPS * 32) experts_kernel(const __grid_constant__ struct experts_args a)
+{
+#if __CUDA_ARCH__ < 900
+    constexpr int tile_bytes = ck_tile_size<FMT, NS>();
+    __shared__ float4 red[WARPS][RT][NT][32];
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
+    const __half *xv = (const __half *)a.x.v + (lane & 3) * 8;
+    for (walk<false> at(a); at.on(); at.next()) {
+        const struct ck_piece p = piece_at(a, at.piece());
+        int cols[NT];
+        columns_of<NT>(a, at.piece(), lane, cols);
+        float acc[RT][NT][4] = {};
+        for (int g = first; g < last; g++) {
+            ck_lane_tile<FMT, NS> w[RT];
+            uint4 x[NT][2] = {};
+#pragma unroll
+            for (int r = 0; r < RT; r++) w[r].load(unit_tiles<FMT, NS, RT, GLU>(a, p.expert, at.rows(), r) + (int64_t)g * tile_bytes, lane);
+            x_load<NT>(x, xv, cols, g * 64, true);
+            tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
+        }
+#pragma unroll
+        for (int r = 0; r < RT; r++)
+#pragma unroll
+            for (int q = 0; q < NT; q++) red[warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
+        __syncthreads();
+        if (warp < NT) {
+            struct unit_ends<NT, RT, GLU> ends;
+            ends.load(a, p, at.rows(), 1, 0, lane);
+            unit_out<NT, RT, GLU>(a, ends, red, at.rows(), warp, lane);
+        }
+        __syncthreads();
+    }
+#endif
+}
+
+/* The ring of stages that the ninth warp fills, as kernels_linear.cu has it. */
+template <int FMT, int NS, int NT, int RT, bool SUM> struct ring {
+    enum {
+        blocks = NT <= 2 ? 2 : 1,
+        n_sum = NT == 4 ? 4 : 1,
+        threads = (WARPS + 1 + n_sum) * 32,
+        tile = ck_tile_size<FMT, NS>(),
+        most = NT == 4 || SUM ? 1152 : 2304,
+        stage = most / (RT * tile) > 0 ? most / (RT * tile) : 1,
+        leaf = RT * stage * tile,
+        slot = WARPS * leaf,
+        red = WARPS * RT * NT * 512,
+        n_red = NT * RT > 4 ? 1 : 2,
+        room = blocks == 2 ? 100 * 1024 : 200 * 1024,
+        fit = (room - n_red * red) / slot,
+        depth = fit > 8 ? 8 : fit < 2 ? 2 : fit,
+        bars = depth * slot + n_red * red,
+        bytes = bars + 16 * (depth + n_red)
+    };
+};
+
+#if __CUDA_ARCH__ >= 900
+/* Brings every unit's weights, lane i those of leaf i. */
+template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
+static __device__ __forceinline__ void ring_bring(const struct experts_args &a, uint32_t slots, uint32_t full, uint32_t empty, int n_stage, int lane)
+{
+    using R = ring<FMT, NS, NT, RT, SUM>;
+    const int first = ck_leaf_first(a.n_ktile, lane), n_tile = ck_leaf_first(a.n_ktile, lane + 1) - first;
+    const uint64_t policy = ck_policy_first();
+    int slot = 0;
+    uint32_t phase = 1;
+    ck_pdl_wait(); /* who goes where is not known before */
+    for (walk<SUM> at(a); at.on(); at.next()) {
+        const int expert = a.list.pieces[at.piece()].expert;
+        const uint8_t *src[RT];
+#pragma unroll
+        for (int r = 0; r < RT; r++) src[r] = unit_tiles<FMT, NS, RT, GLU>(a, expert, at.rows(), r) + (int64_t)first * R::tile;
+        if (at.unit + (int)gridDim.x >= at.n_unit) ck_pdl_launch();
+        for (int s = 0; s < n_stage; s++) {
+            const int left = n_tile - s * R::stage, n = left < R::stage ? left : R::stage;
+            const uint32_t bar = full + 8u * (uint32_t)slot, to = slots + (uint32_t)(slot * R::slot + lane * R::leaf);
+            ck_mbar_wait(empty + 8u * (uint32_t)slot, phase);
+            ck_mbar_expect(bar, n > 0 ? (uint32_t)(RT * n * R::tile) : 0u);
+            if (n > 0)
+#pragma unroll
+                for (int r = 0; r < RT; r++)
+                    ck_bulk(to + (uint32_t)(r * R::stage * R::tile), src[r] + s * (R::stage * R::tile), (uint32_t)(n * R::tile), bar, policy);
+            if (++slot == R::depth) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+/* A token's experts in rising id: the lanes of column 0 hold rows l / 4 and 8 more. */
+template <int NT, int RT>
+static __device__ __forceinline__ void sum_experts(const struct experts_args &a, const walk<true> &at, const struct unit_ends<NT, RT, false> &ends,
+                                                   const float4 (*red)[RT][NT][32], float weight, const float (&old)[2], float (&acc)[2], int l)
+{
+    const float4 s = leaves_of<NT, RT>(red, 0, 0, l);
+    const float y[2] = { ck_out_linear(ends.o, ends.rows[0][0], s.x), ck_out_linear(ends.o, ends.rows[0][1], s.z) };
+#pragma unroll
+    for (int h = 0; h < 2; h++) acc[h] = __fadd_rn(at.j == 0 ? 0.0f : acc[h], __fmul_rn(weight, y[h]));
+    if (at.j + 1 < at.top_k || (l & 3) != 0) return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = at.rows() * 16 + (l >> 2) + 8 * h;
+        if (row < ends.o.n) ck_expert_sum_out(a.sum, at.token(), row, acc[h], old[h]);
+    }
+}
+
+/* Adds the leaf sums of every unit; of the warps that do, number `part`. */
+template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
+static __device__ __forceinline__ void ring_sum(const struct experts_args &a, const float4 (*red)[WARPS][RT][NT][32], uint32_t red_full, uint32_t red_empty,
+                                                int part, int lane)
+{
+    using R = ring<FMT, NS, NT, RT, SUM>;
+    int b = 0;
+    uint32_t phase = 0;
+    float acc[2] = { 0.0f, 0.0f }, old[2] = { 0.0f, 0.0f };
+    ck_pdl_wait();
+    for (walk<SUM> at(a); at.on(); at.next()) {
+        struct unit_ends<NT, RT, GLU> ends;
+        float weight = 0.0f;
+        ends.load(a, piece_at(a, at.piece()), at.rows(), R::n_sum, part, lane);
+        if constexpr (SUM) {
+            weight = a.sum.route[at.token() * a.sum.ld_route + a.top_k + at.j];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int row = at.rows() * 16 + (lane >> 2) + 8 * h;
+                if (at.j == 0) old[h] = a.sum.add && row < ends.o.n ? a.sum.out[at.token() * a.sum.ld_out + row] : 0.0f;
+            }
+        }
+        ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
+        if constexpr (SUM) {
+            sum_experts<NT, RT>(a, at, ends, red[b], weight, old, acc, lane);
+        } else {
+#pragma unroll
+            for (int q = 0; q < NT; q++)
+                if (q % R::n_sum == part) unit_out<NT, RT, GLU>(a, ends, red[b], at.rows(), q, lane);
+        }
+        __syncwarp();
+        if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
+        if (++b == R::n_red) {
+            b = 0;
+            phase ^= 1;
+        }
+    }
+}
+#endif
+
+template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
+static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT, SUM>::threads, ring<FMT, NS, NT, RT, SUM>::blocks)
+    experts_ring_kernel(const __grid_constant__ struct experts_args a)
+{
+#if __CUDA_ARCH__ >= 900
+    using R = ring<FMT, NS, NT, RT, SUM>;
+    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth, AHEAD = NT == 1 ? STAGE : 1;
+    extern __shared__ __align__(128) uint8_t smem[];
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    float4(*red)[WARPS][RT][NT][32] = (float4(*)[WARPS][RT][NT][32])(smem + D * R::slot);
+    const uint32_t full = ck_smem(smem + R::bars), empty = full + 8u * D, red_full = empty + 8u * D, red_empty = red_full + 8u * R::n_red;
+    int longest = 0; /* tiles of a leaf */
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) longest = max(longest, ck_leaf_first(a.n_ktile, i + 1) - ck_leaf_first(a.n_ktile, i));
+    const int n_stage = (longest + STAGE - 1) / STAGE;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < D; i++) {
+            ck_mbar_init(full + 8u * (uint32_t)i, WARPS);
+            ck_mbar_init(empty + 8u * (uint32_t)i, WARPS);
+        }
+        for (int i = 0; i < R::n_red; i++) {
+            ck_mbar_init(red_full + 8u * (uint32_t)i, WARPS);
+            ck_mbar_init(red_empty + 8u * (uint32_t)i, R::n_sum);
+        }
+    }
+    ck_mbar_init_done();
+    __syncthreads();
+    if (warp == WARPS) {
+        if (lane < WARPS) ring_bring<FMT, NS, NT, RT, GLU, SUM>(a, ck_smem(smem), full, empty, n_stage, lane);
+        return;
+    }
+    if (warp > WARPS) {
+        ring_sum<FMT, NS, NT, RT, GLU, SUM>(a, red, red_full, red_empty, warp - WARPS - 1, lane);
+        return;
+    }
+
+    ck_pdl_wait();
+    walk<SUM> at(a);
+    if (!at.on()) return;
+    const int k0 = ck_leaf_first(a.n_ktile, warp) * 64, n_tile = ck_leaf_first(a.n_ktile, warp + 1) - k0 / 64;
+    const __half *xv = (const __half *)a.x.v + (lane & 3) * 8;
+    const uint32_t my = ck_smem(smem) + (uint32_t)(warp * R::leaf);
+    /* x of AHEAD tiles waits in registers, over units too; what is read takes the place of what has been used. */
+    uint4 x[AHEAD][NT][2] = {};
+    int cols[NT], then[NT];
+    columns_of<NT>(a, at.piece(), lane, cols);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) x_load<NT>(x[i], xv, cols, k0 + i * 64, i < n_tile);
+    int slot = 0, b = 0;
+    uint32_t phase = 0, red_phase = 1;
+    while (at.on()) {
+        float acc[RT][NT][4] = {};
+        at.next();
+#pragma unroll
+        for (int q = 0; q < NT; q++) then[q] = -1;
+        if (at.on()) columns_of<NT>(a, at.piece(), lane, then);
+        for (int left = n_tile, k = k0, s = 0; s < n_stage; s++, left -= STAGE, k += STAGE * 64) {
+            const uint32_t from = my + (uint32_t)(slot * R::slot);
+            const bool ends = s + 1 == n_stage;
+            auto next_x = [&](int i) { /* behind tile i */
+                const int t = i + AHEAD;
+                if (t < STAGE || !ends) x_load<NT>(x[i % AHEAD], xv, cols, k + t * 64, t < left);
+                else x_load<NT>(x[i % AHEAD], xv, then, k0 + (t - STAGE) * 64, t - STAGE < n_tile);
+            };
+            ck_mbar_wait(full + 8u * (uint32_t)slot, phase);
+            if (left >= STAGE) { /* all codes of the stage are under way before the first is needed */
+                ck_lane_tile<FMT, NS> w[STAGE][RT];
+#pragma unroll
+                for (int i = 0; i < STAGE; i++)
+#pragma unroll
+                    for (int r = 0; r < RT; r++) w[i][r].load_shared(from + (uint32_t)((r * STAGE + i) * tile), lane);
+#pragma unroll
+                for (int i = 0; i < STAGE; i++) {
+                    tile_product<FMT, NS, NT, RT>(acc, w[i], x[i % AHEAD], lane);
+                    next_x(i);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < STAGE; i++) {
+                    ck_lane_tile<FMT, NS> w[RT];
+                    if (i < left) {
+#pragma unroll
+                        for (int r = 0; r < RT; r++) w[r].load_shared(from + (uint32_t)((r * STAGE + i) * tile), lane);
+                        tile_product<FMT, NS, NT, RT>(acc, w, x[i % AHEAD], lane);
+                    }
+                    next_x(i);
+                }
+            }
+            __syncwarp();
+            if (lane == 0) ck_mbar_arrive(empty + 8u * (uint32_t)slot);
+            if (++slot == D) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < NT; q++) cols[q] = then[q];
+        ck_mbar_wait(red_empty + 8u * (uint32_t)b, red_phase);
+#pragma unroll
+        for (int r = 0; r < RT; r++)
+#pragma unroll
+            for (int q = 0; q < NT; q++) red[b][warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
+        __syncwarp();
+        if (lane == 0) ck_mbar_arrive(red_full + 8u * (uint32_t)b);
+        if (++b == R::n_red) {
+            b = 0;
+            red_phase ^= 1;
+        }
+    }
+#endif
+}
+
+/* --- launch --- */
+
+extern "C" int ck_experts_most(const struct ck_ctx *c, int m, int top_k, int n_expert)
+{
+    if (c->major >= 9 && m <= ALONE) return 1;
+    if (ck_x_layout_for(c, m) == CK_X_TILES) return CK_PIECE_TILE;
+    const int mean = m * top_k / n_expert; /* slots of an expert */
+    return m <= 8 || mean <= 4 ? 8 : m <= 16 || mean <= 10 ? 16 : 32;
+}
+
+extern "C" size_t ck_experts_pieces(int m_max, int top_k, int n_expert) { return (size_t)m_max * (size_t)top_k / 8 + (size_t)n_expert + (size_t)(ALONE * top_k); }
+
+extern "C" size_t ck_experts_rows(const struct ck_ctx *c, int m_max, int top_k, int n_expert)
+{
+    const size_t n_slot = (size_t)m_max * (size_t)top_k;
+    return ck_x_layout_for(c, m_max) == CK_X_TILES ? (n_slot / CK_PIECE_TILE + (size_t)n_expert) * CK_PIECE_TILE : n_slot;
+}
+
+/* Row units of an expert, and a grid for no more units than there may be. */
+template <int RT, bool GLU> static unsigned grid_of(struct experts_args *a, const struct ck_experts *e, bool sum, int most)
+{
+    const int64_t n_slot = (int64_t)e->m * e->top_k, n_piece = a->list.most == 1 ? n_slot : n_slot / a->list.most + e->n_expert;
+    a->n_row_unit = GLU ? (int)(a->out.k_pad / (8 * RT)) : (a->part[0].n + 16 * RT - 1) / (16 * RT);
+    const int64_t n_unit = (sum ? e->m : n_piece) * a->n_row_unit;
+    return (unsigned)(n_unit < most ? n_unit : most);
+}
+template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
+static int launch(const struct ck_ctx *c, struct experts_args a, const struct ck_experts *e, cudaStream_t st)
+{
+    using R = ring<FMT, NS, NT, RT, SUM>;
+    const unsigned grid = grid_of<RT, GLU>(&a, e, SUM, c->n_sm * R::blocks);
+    return ck_launch(c, experts_ring_kernel<FMT, NS, NT, RT, GLU, SUM>, dim3(grid), R::threads, R::bytes, st, a);
+}
+template <int FMT, int NS, int NT, bool GLU> static int launch_straight(const struct ck_ctx *c, struct experts_args a, const struct ck_experts *e, cudaStream_t st)
+{
+    const unsigned grid = grid_of<GLU ? 2 : 1, GLU>(&a, e, false, c->n_sm * 4);
+    return ck_launch(c, experts_kernel<FMT, NS, NT, GLU ? 2 : 1, GLU>, dim3(grid), WARPS * 32, 0, st, a);
+}
+template <int FMT, int NS, int NT, bool GLU> static int launch_width(const struct ck_ctx *c, const struct experts_args &a, const struct ck_experts *e, cudaStream_t st)
+{
+    return c->major >= 9 ? launch<FMT, NS, NT, 2, GLU, false>(c, a, e, st) : launch_straight<FMT, NS, NT, GLU>(c, a, e, st);
+}
+template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c, const struct experts_args &a, const struct ck_experts *e, cudaStream_t st)
+{
+    return a.list.most <= 8    ? launch_width<FMT, NS, 1, GLU>(c, a, e, st)
+           : a.list.most <= 16 ? launch_width<FMT, NS, 2, GLU>(c, a, e, st)
+                               : launch_width<FMT, NS, 4, GLU>(c, a, e, st);
+}
+enum form { GATED, DOWN, DOWN_SUM };
+template <int FMT, int NS> static int launch_form(const struct ck_ctx *c, enum form form, const struct experts_args &a, const struct ck_experts *e, cudaStream_t st)
+{
+    return form == GATED  ? launch_nt<FMT, NS, true>(c, a, e, st)
+           : form == DOWN ? launch_nt<FMT, NS, false>(c, a, e, st)
+                          : launch<FMT, NS, 1, 1, false, true>(c, a, e, st);
+}
+static int launch_format(const struct ck_ctx *c, const struct ck_weight *w, enum form form, const struct experts_args &a, const struct ck_experts *e,
+                         cudaStream_t st)
+{
+    const int ns = w->n_scale;
+    if (w->format == CK_F16) return launch_form<CK_F16, 1>(c, form, a, e, st);
+#ifndef CK_FEW
+    if (w->format == CK_Q4 && ns == 2) return launch_form<CK_Q4, 2>(c, form, a, e, st);
+    if (w->format == CK_Q8)
+        return ns == 1 ? launch_form<CK_Q8, 1>(c, form, a, e, st) : ns == 2 ? launch_form<CK_Q8, 2>(c, form, a, e, st) : launch_form<CK_Q8, 4>(c, form, a, e, st);
+#endif
+    if (w->format != CK_Q4 || ns > 1) return (int)cudaErrorInvalidValue; /* not in this build */
+    return launch_form<CK_Q4, 1>(c, form, a, e, st);
+}
+
+/* Whole tiles an expert, the layout of its pieces, rows that ints can tell apart. */
+static bool fits(const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *w, int64_t n, int per)
+{
+    const bool tiles = e->list.most == CK_PIECE_TILE;
+    return e->m > 0 && n % 16 == 0 && w->n == n * e->n_expert && w->k == x->k && x->layout == (tiles ? CK_X_TILES : CK_X_ROWS) &&
+           (tiles || (int64_t)e->m * e->top_k / per * x->k_pad < INT32_MAX);
+}
+
+static struct experts_args args_of(const struct ck_experts *e, const struct ck_x *x, int per)
+{
+    struct experts_args a = {};
+    a.x = *x;
+    a.list = e->list;
+    a.per = per;
+    a.top_k = e->top_k;
+    a.n_ktile = (int)(x->k_pad / 64);
+    a.glu = -1;
+    return a;
+}
+
+static void fill_stack(struct ck_out *o, const struct ck_weight *w, int64_t n, const float *bias, float *y, int64_t ld_y)
+{
+    struct ck_part p = {};
+    p.bias = bias;
+    p.y = y;
+    p.ld_y = ld_y;
+    ck_fill_out(o, w, &p);
+    o->n = (int)n;
+}
+
+extern "C" int ck_experts_glu(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *gate, const struct ck_weight *up,
+                              int64_t width, const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st)
+{
+    if (!fits(e, x, gate, width, e->top_k) || !fits(e, x, up, width, e->top_k) || gate->format != up->format || gate->n_scale != up->n_scale ||
+        kind < 0 || kind > 2 || out->layout != x->layout || out->k != width)
+        return (int)cudaErrorInvalidValue;
+    struct experts_args a = args_of(e, x, e->top_k);
+    a.out = *out;
+    a.glu = kind;
+    fill_stack(&a.part[0], gate, width, gate_bias, NULL, 0);
+    fill_stack(&a.part[1], up, width, up_bias, NULL, 0);
+    if (x->layout == CK_X_TILES) return ck_experts_gemm(c, e, x, gate, a.part, kind, out, st);
+    return launch_format(c, gate, GATED, a, e, st);
+}
+
+extern "C" int ck_experts_down(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *down, int64_t d,
+                               const float *bias, float *y, int64_t ld_y, cudaStream_t st)
+{
+    if (!fits(e, x, down, d, 1)) return (int)cudaErrorInvalidValue;
+    struct experts_args a = args_of(e, x, 1);
+    fill_stack(&a.part[0], down, d, bias, y, ld_y);
+    if (x->layout == CK_X_TILES) return ck_experts_gemm(c, e, x, down, a.part, -1, NULL, st);
+    return launch_format(c, down, DOWN, a, e, st);
+}
+
+extern "C" int ck_experts_down_sum(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *down, int64_t d,
+                                   const float *bias, const struct ck_expert_sum *sum, cudaStream_t st)
+{
+    if (!fits(e, x, down, d, 1) || e->list.most != 1) return (int)cudaErrorInvalidValue;
+    struct experts_args a = args_of(e, x, 1);
+    a.sum = *sum;
+    fill_stack(&a.part[0], down, d, bias, NULL, 0);
+    return launch_format(c, down, DOWN_SUM, a, e, st);
+}
