@@ -2,8 +2,9 @@
  * rope + KV and attend steps alone, pages filled with random values, shuffled, and enough layers that every byte comes from
  * memory. Prints one JSON line a length: microseconds a layer (best and median of the runs; on one thread the
  * least processor time, which other load disturbs less), GB/s of KV bytes, and the
- * share of a plain read of the same pages by the same threads.
- * Usage: bench_attention SHAPE(a|b|c) THREADS FORMAT(f16|bf16|f32|8|4) [LENGTH ...] [level=NAME]
+ * share of a plain read of the same pages by the same threads. With new=N that many tokens behind LENGTH others at once, a chunk
+ * of a prompt: GFLOP/s of the two products, of visible keys alone, and no reading.
+ * Usage: bench_attention SHAPE(a|b|c) THREADS FORMAT(f16|bf16|f32|8|4) [LENGTH ...] [level=NAME] [new=N]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 #include "ops/cpu/cpu_int.h"
 #include "ops/ops.h"
 
-enum { N_RUNS = 15, MB_MIN = 192, N_LAYER_MAX = 64 };
+enum { N_RUNS = 41, MB_MIN = 192, N_LAYER_MAX = 64, N_LAYER_PROMPT = 1 };
 
 static const struct { const char *name; int n_head, n_head_kv, d; } shapes[] = {
     { "a", 9, 3, 64 }, { "b", 32, 8, 128 }, { "c", 4, 1, 256 },
@@ -42,7 +43,7 @@ static int compare(const void *a, const void *b)
 }
 
 /* q, k, v, q_rot, attn, and steps of n_layer layers. */
-static void plan_make(struct plan *p, struct plan_step *steps, int i_shape, int n_layer, int format, int32_t n_context)
+static void plan_make(struct plan *p, struct plan_step *steps, int i_shape, int n_layer, int format, int32_t n_context, int32_t n_new)
 {
     int nh = shapes[i_shape].n_head, nkv = shapes[i_shape].n_head_kv, d = shapes[i_shape].d;
     static const char *const names[] = { "q", "k", "v", "q_rot", "attn" };
@@ -56,7 +57,7 @@ static void plan_make(struct plan *p, struct plan_step *steps, int i_shape, int 
     p->d_model = nh * d;
     p->n_vocab = 32;
     p->n_context = n_context;
-    p->m_max = 8;
+    p->m_max = n_new;
     p->n_draw_max = 1;
     for (int l = 0; l < n_layer; l++) {
         struct plan_step *s = &steps[p->n_steps];
@@ -114,17 +115,18 @@ static void read_share(void *ctx, int i, int n)
     j->sum[i % 64] = s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
 }
 
-static void run_length(struct device *dev, int i_shape, int format, int32_t length)
+static void run_length(struct device *dev, int i_shape, int format, int32_t length, int32_t n_new)
 {
     mb_error err = { 0 };
     struct plan plan;
     struct plan_step steps[2 * N_LAYER_MAX];
     struct compiled *c;
     size_t head = kv_head_bytes((enum kv_format)format, shapes[i_shape].d) * (size_t)shapes[i_shape].n_head_kv;
-    int32_t n_page = length / KV_PAGE_TOKENS + 1;
+    int32_t n_page = (length + n_new - 1) / KV_PAGE_TOKENS + 1;
     int n_layer = (int)(((size_t)MB_MIN << 20) / (head * (size_t)n_page)) + 1;
-    if (n_layer > N_LAYER_MAX) n_layer = N_LAYER_MAX;
-    plan_make(&plan, steps, i_shape, n_layer, format, length + 64);
+    int most = n_new > 1 ? N_LAYER_PROMPT : N_LAYER_MAX;
+    if (n_layer > most) n_layer = most;
+    plan_make(&plan, steps, i_shape, n_layer, format, length + n_new + 64, n_new);
     struct kv_kind *kind = &plan.kinds[0];
     ops_cpu.kv_sizes(dev, kind);
     struct compile_options copt = { .n_rows_max = 1 };
@@ -143,17 +145,17 @@ static void run_length(struct device *dev, int i_shape, int format, int32_t leng
     size_t row_bytes;
     for (int b = 0; b < 3; b++) {
         float *x = ops_cpu.buffer(c, (buf_id)b, &row_bytes);
-        for (int32_t i = 0; i < plan.bufs[b].width; i++) x[i] = (float)(rng() % 1000) * 1e-3f - 0.5f;
+        for (int32_t i = 0; i < n_new * (int32_t)(row_bytes / sizeof *x); i++) x[i] = (float)(rng() % 1000) * 1e-3f - 0.5f;
     }
-    int32_t id = 1;
-    struct row row = { .seq = &seq, .i_first = length, .n = 1, .ids = &id };
+    int32_t *ids = calloc((size_t)n_new, sizeof *ids);
+    struct row row = { .seq = &seq, .i_first = length, .n = n_new, .ids = ids };
     struct row_result result;
     bool one = pool_n_threads(dev->pool) == 1;
     double us[N_RUNS], read_best = 0;
     struct read_job job = { .data = dev->kv, .bytes = total };
     for (int r = 0; r < N_RUNS; r++) {
         int64_t t0 = now_ns(one);
-        pool_run(dev->pool, read_share, &job);
+        if (n_new == 1) pool_run(dev->pool, read_share, &job);
         double gb = (double)total / (double)(now_ns(one) - t0);
         if (gb > read_best) read_best = gb;
         t0 = now_ns(one);
@@ -161,10 +163,15 @@ static void run_length(struct device *dev, int i_shape, int format, int32_t leng
         us[r] = (double)(now_ns(one) - t0) * 1e-3 / n_layer;
     }
     qsort(us, N_RUNS, sizeof us[0], compare);
-    double bytes = (double)length * (double)head / KV_PAGE_TOKENS;
-    printf("{\"shape\": \"%s\", \"threads\": %d, \"length\": %d, \"us_best\": %.1f, \"us_median\": %.1f, \"gb_s\": %.1f, "
+    double bytes = (double)length * (double)head / KV_PAGE_TOKENS, pairs = (double)n_new * (length + (n_new + 1) / 2.0);
+    if (n_new > 1)
+        printf("{\"shape\": \"%s\", \"threads\": %d, \"length\": %d, \"new\": %d, \"us_best\": %.1f, \"us_median\": %.1f, \"gflops\": %.1f}\n",
+               shapes[i_shape].name, pool_n_threads(dev->pool), length, n_new, us[0], us[N_RUNS / 2],
+               4e-3 * pairs * shapes[i_shape].n_head * shapes[i_shape].d / us[0]);
+    else printf("{\"shape\": \"%s\", \"threads\": %d, \"length\": %d, \"us_best\": %.1f, \"us_median\": %.1f, \"gb_s\": %.1f, "
            "\"read_gb_s\": %.1f, \"share\": %.2f}\n", shapes[i_shape].name, pool_n_threads(dev->pool), length, us[0],
            us[N_RUNS / 2], bytes / us[0] * 1e-3, read_best, bytes / us[0] * 1e-3 / read_best);
+    free(ids);
     free(pages);
     ops_cpu.compiled_free(c);
 }
@@ -176,9 +183,9 @@ int main(int argc, char **argv)
     mb_error err = { 0 };
     struct device *dev;
     struct device_options opt = { .n_ranks = 1 };
-    int n_given = 0;
+    int n_given = 0, n_new = 1;
     if (argc < 4 || argv[1][0] < 'a' || argv[1][0] > 'c') {
-        fprintf(stderr, "usage: bench_attention a|b|c THREADS f16|bf16|f32|8|4 [LENGTH ...] [level=NAME]\n");
+        fprintf(stderr, "usage: bench_attention a|b|c THREADS f16|bf16|f32|8|4 [LENGTH ...] [level=NAME] [new=N]\n");
         return 2;
     }
     int i_shape = argv[1][0] - 'a';
@@ -188,10 +195,12 @@ int main(int argc, char **argv)
     opt.n_threads = atoi(argv[2]);
     for (int i = 4; i < argc; i++)
         if (strncmp(argv[i], "level=", 6) == 0) opt.cpu_level = argv[i] + 6;
+        else if (strncmp(argv[i], "new=", 4) == 0) n_new = atoi(argv[i] + 4);
+    if (n_new < 1) n_new = 1;
     if (ops_cpu.device_open(&dev, &opt, &err) != MB_OK) die("open", &err);
     for (int i = 4; i < argc; i++)
-        if (atoi(argv[i]) > 0) run_length(dev, i_shape, format, atoi(argv[i])), n_given++;
-    for (size_t i = 0; n_given == 0 && i < sizeof lengths / sizeof lengths[0]; i++) run_length(dev, i_shape, format, lengths[i]);
+        if (argv[i][0] >= '0' && argv[i][0] <= '9') run_length(dev, i_shape, format, atoi(argv[i]), n_new), n_given++;
+    for (size_t i = 0; n_given == 0 && i < sizeof lengths / sizeof lengths[0]; i++) run_length(dev, i_shape, format, lengths[i], n_new);
     ops_cpu.device_close(dev);
     return 0;
 }
