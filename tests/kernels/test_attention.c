@@ -185,7 +185,7 @@ static void seq_free(struct seq *s)
 static void seq_attend(const struct cpu_kernels *t, const struct seq *s, int r0, int r1, float *out)
 {
     int n = r1 - r0;
-    int64_t d = s->d, ld_o = d + 3;
+    int64_t d = s->d, ld_o = d + (r0 & 1 ? 0 : 3);
     size_t area = kv_head_bytes(s->f, d);
     float *M = malloc((size_t)n * 4), *L = calloc((size_t)n, 4), *O = calloc((size_t)(n * d), 4);
     for (int r = 0; r < n; r++) M[r] = -INFINITY;
@@ -282,6 +282,30 @@ static void test_attention_levels(void **state)
               c % 5 == 1 ? 100 : c % 5 == 3 ? 1 + kt_below(700) : 0, c % 7 == 2 ? 20.0f : 0.0f);
 }
 
+/* As many rows as a chunk of a prompt brings, and values that are not finite where some of them look. */
+static void test_attention_many(void **state)
+{
+    (void)state;
+    static const int dims[] = { 64, 128, 80, 256 }, keys[] = { 513, 64, 700, 1100, 200 };
+    for (int c = 0; c < 20; c++)
+        check((enum kv_format)(c % 3), dims[c % 4], keys[c % 5], 51 + kt_below(c % 4 == 0 ? 300 : 60),
+              c % 3 == 1 ? 1 + kt_below(100) : 0, c % 7 == 2 ? 20.0f : 0.0f);
+    for (int c = 0; c < 6; c++) {
+        struct seq s = seq_make((enum kv_format)(c % 3), 64, 300, 90, c & 1 ? 20 : 0, 0.0f);
+        float k[64], v[64], want[90 * 64], got[90 * 64];
+        int bad = s.n_key - 10;
+        for (int i = 0; i < 64; i++) k[i] = v[i] = 0.5f;
+        v[3] = c & 2 ? NAN : INFINITY;
+        plain.kv_write(s.f, 64, bad % 64, k, v, s.pages.p + (size_t)(bad / 64) * kv_head_bytes(s.f, 64));
+        seq_attend(&plain, &s, 0, s.n_row, want);
+        for (int l = 0; l < n_level; l++) {
+            seq_attend(&level[l], &s, 0, s.n_row, got);
+            kt_expect_same(want, got, 90 * 64, level[l].level);
+        }
+        seq_free(&s);
+    }
+}
+
 static void test_code_levels(void **state)
 {
     (void)state;
@@ -361,6 +385,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_code_pages),
         cmocka_unit_test(test_attention_levels),
+        cmocka_unit_test(test_attention_many),
         cmocka_unit_test(test_code_levels),
         cmocka_unit_test(test_attention_nan_key),
     };

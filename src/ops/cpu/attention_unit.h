@@ -9,7 +9,6 @@
  * chain; the weights of a key carry the scale of its values, so that each half of a block of 64 dims may have weights of its own,
  * and the offsets go into lanes. Scratch then has sums of q and these lanes in the place of values.
  * Latents are stored as keys alone; their values are the same numbers turned by 90 degrees, once a tile for all rows.
- * ATTN_WIDEN, where a level defines it: with more rows than that a tile's 16-bit keys and values become floats once, not once a block.
  */
 #ifndef OPS_CPU_ATTENTION_UNIT_H
 #define OPS_CPU_ATTENTION_UNIT_H
@@ -40,8 +39,6 @@ struct work {
     uint8_t *v;                     /* latents: values of the tile */
     struct kv_code_places places;   /* codes; n_groups 0: none */
     float *q_sum, *z;               /* codes: [rows][n_groups], [rows][n_groups][16] */
-    uint8_t *wide;                  /* the tile's keys and values as floats; NULL: they are read where they lie */
-    enum kv_format f;               /* of what is multiplied */
     int n_block;
 };
 
@@ -66,10 +63,6 @@ static void row_scale(float *s, const float *a, const uint8_t *scales, float q_s
 static void row_offsets(const float *p, const uint8_t *scales, struct range v, float al, float *z);
 /* w[j] = p[j] * s[j] of the block, 64 of them. */
 static void row_weights(const float *p, const uint8_t *scales, float *w);
-#ifdef ATTN_WIDEN
-/* n rows of 64 values as floats. */
-static void rows_widen(enum kv_format f, int64_t n, const uint8_t *in, float *out);
-#endif
 /* 16 lanes to one sum: halves of 8, of 4, then (0 + 2) + (1 + 3). */
 FORCED float row_sum(const float *lane);
 
@@ -124,14 +117,6 @@ static void work_init(struct work *w, const struct attn_unit *u)
         w->q_sum = w->z + rows * (size_t)w->places.n_groups * ATTN_LANES;
         memset(w->z, 0, rows * (size_t)w->places.n_groups * ATTN_LANES * sizeof *w->z);
     }
-    w->wide = NULL;
-    w->f = u->format;
-#ifdef ATTN_WIDEN
-    if (u->n_rows > ATTN_WIDEN && (u->format == KV_F16 || u->format == KV_BF16) && u->d_latent == 0) {
-        w->wide = w->v;
-        w->f = KV_F32;
-    }
-#endif
     w->n_block = (u->n_rows + R_MAX - 1) / R_MAX;
     memset(w->o, 0, (size_t)u->n_rows * (size_t)w->vp * 4);
     memset(w->lane, 0, rows * ATTN_LANES * 4);
@@ -211,11 +196,11 @@ static void pv_rows_set(struct pv_rows *x, const struct work *w, int r0, int R, 
 /* Outputs of row r of a block that begins at r0, over keys [lo, hi); al applied when given. */
 static void row_pv(struct work *w, const struct pv_rows *x, int r0, int r, const uint8_t *v, int64_t blk, int lo, int hi, const float *al)
 {
-    size_t bb = 64 * row64_bytes(w->f);
+    size_t bb = 64 * row64_bytes(w->u->format);
     float one = 1.0f;
     struct mk_args m = { x->a + r * ATTN_TILE, x->a2 + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE,
                          w->o + (r0 + r) * w->vp + 64 * blk, w->vp, al ? al : &one, NULL };
-    mk_pv(w->f, 1, m);
+    mk_pv(w->u->format, 1, m);
 }
 
 /* Outputs of one block of rows over one tile. */
@@ -243,10 +228,10 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
             scale[r] = 1.0f;
         }
         if (!shared) continue;
-        size_t bb = 64 * row64_bytes(w->f);
+        size_t bb = 64 * row64_bytes(w->u->format);
         struct mk_args m = { x.a, x.a2, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi, ATTN_TILE,
                              w->o + r0 * w->vp + 64 * blk, w->vp, scale, next ? next + (size_t)blk * bb : NULL };
-        mk_pv(w->f, R, m);
+        mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)
             if (each[r].hi > all.hi) row_pv(w, &x, r0, r, v, blk, all.hi, each[r].hi, NULL);
     }
@@ -329,12 +314,12 @@ static void block_qk(struct work *w, int r0, int R, const uint8_t *k, const uint
     struct mk_args m = { .a = w->q + (int64_t)r0 * w->dp, .b = k, .k1 = u->d, .k_all = u->d, .c = w->s + r0 * ATTN_TILE,
                          .ld_c = ATTN_TILE, .pf = pf };
     float part[R_MAX * ATTN_TILE];
-    if (p->n_groups == 0) mk_qk(w->f, R, m);
+    if (p->n_groups == 0) mk_qk(u->format, R, m);
     for (int g = 0; g < p->n_groups; g++) {
         m.c = part;
         m.k0 = (int64_t)g * p->group;
         m.k1 = m.k0 + p->group;
-        mk_qk(w->f, R, m);
+        mk_qk(u->format, R, m);
         for (int r = 0; r < R; r++)
             row_scale(w->s + (r0 + r) * ATTN_TILE, part + r * ATTN_TILE, k + p->k_scales + (size_t)g * KV_SCALES_BYTES,
                       w->q_sum[(r0 + r) * p->n_groups + g], g == 0);
@@ -368,15 +353,6 @@ static void tile_run(struct work *w, int t)
     const uint8_t *k = u->page[t], *v = tile_values(w, t);
     const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : u->page_after;
     bool few = u->n_rows <= 16; /* decode: the memory is what counts; the first block prefetches */
-#ifdef ATTN_WIDEN
-    if (w->wide) {
-        float *keys = (float *)(void *)w->wide, *values = keys + u->d * ATTN_TILE;
-        rows_widen(u->format, u->d, k, keys);
-        rows_widen(u->format, w->vp, v, values);
-        k = (const uint8_t *)keys;
-        v = (const uint8_t *)values;
-    }
-#endif
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
         if (!block_sees(u, r0, r1, t)) continue;

@@ -1,6 +1,6 @@
 /* step_attend.c: attention over pages.
  *
- * Attention is cut into tiles: up to ATTN_ROWS query rows (tokens x query heads of one KV head) of one row, so that keys
+ * Attention is cut into tiles: up to ATTN_ROWS_MAX query rows (tokens x query heads of one KV head) of one row, so that keys
  * and values are read once for all query heads of a group. With many tiles, a thread takes a tile through all its splits
  * and merges as it goes. With few (decoding a long context), each split of a tile is a unit of its own, (m, l, o) go to
  * scratch, and the thread that finishes the last unit of a tile merges them in order. The bits are the same: splits are
@@ -16,7 +16,10 @@
 
 #include "ops/cpu/cpu_int.h"
 
-#define ATTN_ROWS 48
+/* Query rows of a tile: so many that bringing keys and values to floats is shared, fewer where threads would have too few tiles. */
+#define ATTN_ROWS_MAX 192
+#define ATTN_ROWS_MIN 48
+#define ATTN_TILES_A_THREAD 6
 
 /* Does a query at index i see chosen keys alone? Those are then its sequence: key j of it is the j-th of the list. */
 static bool chooses(const struct plan_step *s, int32_t i)
@@ -48,17 +51,17 @@ struct tile {
     int32_t split0, split1; /* half-open */
 };
 
-static int32_t tile_tokens(const struct plan_step *s)
+static int32_t tile_tokens(const struct compiled *c, const struct plan_step *s)
 {
     if (s->u.attend.chosen >= 0) return 1; /* each token has keys of its own */
     int32_t group = s->u.attend.n_head / s->u.attend.n_head_kv;
-    return group >= ATTN_ROWS ? 1 : ATTN_ROWS / group;
+    return group >= c->attn_rows ? 1 : c->attn_rows / group;
 }
 
 /* Tiles of one row. */
 static int32_t row_tiles(const struct compiled *c, const struct plan_step *s, int32_t i_row)
 {
-    int32_t per = tile_tokens(s);
+    int32_t per = tile_tokens(c, s);
     return (c->batch.rows[i_row].n + per - 1) / per * s->u.attend.n_head_kv * c->attn_head_parts;
 }
 
@@ -72,7 +75,7 @@ static int32_t count_tiles(const struct compiled *c, const struct plan_step *s)
 /* Tile number t, rows outermost, then KV heads, then parts of their query heads, then tokens. */
 static struct tile get_tile(const struct compiled *c, const struct plan_step *s, int32_t t)
 {
-    int32_t per = tile_tokens(s), r = 0, lo, hi, lo_last, hi_last;
+    int32_t per = tile_tokens(c, s), r = 0, lo, hi, lo_last, hi_last;
     int group = s->u.attend.n_head / s->u.attend.n_head_kv, n_parts = c->attn_head_parts;
     for (; t >= row_tiles(c, s, r); r++) t -= row_tiles(c, s, r);
     const struct row *row = &c->batch.rows[r];
@@ -97,7 +100,7 @@ static struct tile get_tile(const struct compiled *c, const struct plan_step *s,
 
 /* Per-thread scratch of this step. */
 struct attn_scratch {
-    float *q, *o, *O;        /* [ATTN_ROWS or group][d] */
+    float *q, *o, *O;        /* [ATTN_ROWS_MAX or group][d] */
     float *m, *ls, *M, *Lt;
     int32_t *lo, *hi;
     uint8_t *chosen;         /* chosen keys of a split, as pages; NULL where a layer sees all */
@@ -124,7 +127,7 @@ static size_t lay_attn_scratch(struct attn_scratch *a, uint8_t *base, const stru
 static int64_t attn_rows_max(const struct plan_step *s)
 {
     int64_t group = s->u.attend.n_head / s->u.attend.n_head_kv;
-    return group > ATTN_ROWS ? group : ATTN_ROWS;
+    return group > ATTN_ROWS_MAX ? group : ATTN_ROWS_MAX;
 }
 
 /* q' of a tile; rope: the step that makes it, when the tile must do that itself (one token). */
@@ -370,6 +373,8 @@ int64_t cpu_attend_open(struct compiled *c, const struct cpu_pass *p, int i_thre
     (void)bounds;
     int32_t n_units = 0;
     c->attn_head_parts = 1;
+    for (c->attn_rows = ATTN_ROWS_MAX; c->attn_rows > ATTN_ROWS_MIN; c->attn_rows /= 2)
+        if (count_tiles(c, p->s) >= ATTN_TILES_A_THREAD * c->n_threads) break;
     c->attn_n_tiles = count_tiles(c, p->s);
     if (c->n_threads > 1 && c->attn_n_tiles < CPU_ATTN_SPLIT_TILES * c->n_threads) {
         n_units = split_tiles(c, p->s, c->attn_n_tiles);

@@ -5,9 +5,7 @@
  */
 #include "ops/cpu/avx512/avx512_int.h"
 
-/* Conversions share their ports with the products: with many rows they are done once. */
-#define ATTN_WIDEN 16
-#include "ops/cpu/attention_unit.h"
+#include "ops/cpu/attention_many.h"
 
 #define V16(c) _mm512_set1_ps(c)
 
@@ -131,21 +129,6 @@ FORCED void mk_row(int R, bool halves, const float *a, const float *a2, int64_t 
     }
 }
 
-FORCED void widen_all(enum kv_format f, int64_t n, const uint8_t *in, float *out)
-{
-    for (int64_t i = 0; i < n; i++, in += row64_bytes(f), out += 64) {
-        __m512 v[4];
-        row64_load(f, in, v);
-        for (int j = 0; j < 4; j++) _mm512_storeu_ps(out + 16 * j, v[j]);
-    }
-}
-
-static void rows_widen(enum kv_format f, int64_t n, const uint8_t *in, float *out)
-{
-    if (f == KV_BF16) widen_all(KV_BF16, n, in, out);
-    else widen_all(KV_F16, n, in, out);
-}
-
 FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
 {
     __m512 acc[R_MAX][4];
@@ -258,9 +241,143 @@ FORCED float row_sum(const float *lane)
     return lanes_sum(_mm512_loadu_ps(lane));
 }
 
+/* --- many rows --- */
+
+FORCED void mk_wide(int R, int V, const struct mk_args *m)
+{
+    __m512 acc[R_MAX][4];
+    UNROLL(6)
+    for (int r = 0; r < R; r++)
+        UNROLL(4)
+        for (int i = 0; i < V; i++)
+            acc[r][i] = m->al ? _mm512_mul_ps(_mm512_loadu_ps(m->c + r * m->ld_c + 16 * i), V16(m->al[r])) : _mm512_setzero_ps();
+    const float *a = m->a + m->k0 * m->ks, *b = (const float *)(const void *)m->b + 64 * m->k0;
+    for (int64_t k = m->k0; k < m->k1; k++, a += m->ks, b += 64) {
+        __m512 v[4];
+        UNROLL(4)
+        for (int i = 0; i < V; i++) v[i] = _mm512_loadu_ps(b + 16 * i);
+        UNROLL(6)
+        for (int r = 0; r < R; r++) {
+            __m512 q = V16(a[r * m->rs]);
+            UNROLL(4)
+            for (int i = 0; i < V; i++) acc[r][i] = _mm512_fmadd_ps(q, v[i], acc[r][i]);
+        }
+    }
+    UNROLL(6)
+    for (int r = 0; r < R; r++)
+        UNROLL(4)
+        for (int i = 0; i < V; i++) _mm512_storeu_ps(m->c + r * m->ld_c + 16 * i, acc[r][i]);
+}
+
+static void rows_widen(enum kv_format f, int64_t n, const uint8_t *in, float *out)
+{
+    for (int64_t i = 0; i < n; i++, in += 128, out += 64) {
+        __m512 v[4];
+        if (f == KV_BF16) row64_load(KV_BF16, in, v);
+        else row64_load(KV_F16, in, v);
+        for (int j = 0; j < 4; j++) _mm512_storeu_ps(out + 16 * j, v[j]);
+    }
+}
+
+static bool all_finite(const float *x, int64_t n)
+{
+    const __m512i all = _mm512_set1_epi32(0x7f800000);
+    __mmask16 bad = 0;
+    for (int64_t i = 0; i < n; i += 16) bad |= _mm512_cmpeq_epi32_mask(_mm512_and_si512(load_i(x + i), all), all);
+    return bad == 0;
+}
+
+static void row_finish(int64_t n, const float *x, float *y)
+{
+    for (int64_t i = 0; i < n; i += 16) store16(y + i, n - i, _mm512_add_ps(load16(x + i, n - i), _mm512_setzero_ps()));
+}
+
+/* Maxima of four vectors. */
+FORCED __m128 max4(__m512 a, __m512 b, __m512 c, __m512 d)
+{
+    __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+    __m512 t = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    __m256 u = _mm256_max_ps(_mm512_castps512_ps256(t), _mm512_extractf32x8_ps(t, 1));
+    return _mm_max_ps(_mm256_castps256_ps128(u), _mm256_extractf128_ps(u, 1));
+}
+
+/* Vectors [c0, c1) of a row; a NaN score keeps the old maximum. */
+FORCED __m512 row_top(const float *s, bool whole, uint64_t bits, int c0, int c1)
+{
+    __m512 top = V16(-INFINITY);
+    UNROLL(4)
+    for (int i = c0; i < c1; i++) {
+        __m512 x = _mm512_loadu_ps(s + 16 * i);
+        top = whole ? _mm512_max_ps(x, top) : _mm512_mask_max_ps(top, (__mmask16)(bits >> (16 * i)), x, top);
+    }
+    return top;
+}
+
+FORCED void row_p(float *s, float *lane, bool whole, uint64_t bits, float m1, float al, int c0, int c1)
+{
+    __m512 m = V16(m1), l = _mm512_mul_ps(_mm512_loadu_ps(lane), V16(al));
+    UNROLL(4)
+    for (int i = c0; i < c1; i++) {
+        __m512 p = exp2_neg_v(_mm512_sub_ps(_mm512_loadu_ps(s + 16 * i), m));
+        if (!whole) p = _mm512_maskz_mov_ps((__mmask16)(bits >> (16 * i)), p);
+        _mm512_storeu_ps(s + 16 * i, p);
+        l = i == 0 ? _mm512_fmadd_ps(_mm512_loadu_ps(lane), V16(al), p) : _mm512_add_ps(l, p);
+    }
+    _mm512_storeu_ps(lane, l);
+}
+
+FORCED void softmax_rows(struct many *w, struct group *g, bool whole, const uint64_t *bits, int c0, int c1)
+{
+    __m512 e = V16(-INFINITY);
+    __m128 top[3];
+    for (int i = 0; i < 3; i++) {
+        __m512 t[4];
+        UNROLL(4)
+        for (int j = 0; j < 4; j++) {
+            int r = 4 * i + j < g->n ? 4 * i + j : g->n - 1;
+            t[j] = row_top(w->s + r * ATTN_TILE, whole, bits[r], c0, c1);
+        }
+        top[i] = max4(t[0], t[1], t[2], t[3]);
+    }
+    e = _mm512_insertf32x4(e, top[0], 0);
+    e = _mm512_insertf32x4(e, top[1], 1);
+    e = _mm512_insertf32x4(e, top[2], 2);
+    __mmask16 rows = (__mmask16)((1u << g->n) - 1), sees = rows;
+    for (int r = 0; r < g->n && !whole; r++)
+        if (bits[r] == 0) sees &= (__mmask16)~(1u << r);
+    float *mp = w->m + g->r0;
+    __m512 old = _mm512_maskz_loadu_ps(rows, mp), m = _mm512_max_ps(e, old);
+    _mm512_mask_storeu_ps(mp, sees, m);
+    _mm512_storeu_ps(g->al, exp2_neg_v(_mm512_maskz_sub_ps(sees, old, m)));
+    float m1[16];
+    _mm512_storeu_ps(m1, m);
+    for (int r = 0; r < g->n; r++) row_p(w->s + r * ATTN_TILE, w->lane + (g->r0 + r) * ATTN_LANES, whole, bits[r], m1[r], g->al[r], c0, c1);
+}
+
+static void group_cap(struct many *w, const struct group *g)
+{
+    __m512 cap = V16(w->u->softcap);
+    for (int i = 0; i < g->n * ATTN_TILE; i += 16) {
+        __m512 x = _mm512_mul_ps(cap, tanh_v(_mm512_div_ps(_mm512_loadu_ps(w->s + i), cap)));
+        _mm512_storeu_ps(w->s + i, _mm512_mul_ps(x, V16(0x1.715476p+0f)));
+    }
+}
+
+static void group_softmax(struct many *w, struct group *g)
+{
+    uint64_t bits[GROUP_ROWS];
+    if (w->u->softcap > 0.0f) group_cap(w, g);
+    for (int r = 0; r < g->n; r++) bits[r] = g->v[r].lo < g->v[r].hi ? visible_bits(g->v[r]) : 0;
+    if (g->whole) softmax_rows(w, g, true, bits, 0, 4);
+    else softmax_rows(w, g, false, bits, g->lo / 16, (g->hi + 15) / 16);
+}
+
 static void attend_unit_avx512(const struct attn_unit *u)
 {
-    unit_run(u);
+    if (many_fits(u)) many_run(u);
+    else unit_run(u);
 }
 
 static void index_scores_avx512(const struct index_unit *u)
