@@ -3,68 +3,8 @@
  * One micro-kernel does both products: R = 1..6 rows by 4 zmm, with B rows of 64 values converted on the fly (bf16: one
  * load gives values 0..15 in the low and 16..31 in the high halves of its dwords). The 16 lanes of l are one register.
  */
-#include "ops/cpu/avx512/avx512_int.h"
-
+#include "ops/cpu/avx512/mathv.h"
 #include "ops/cpu/attention_many.h"
-
-#define V16(c) _mm512_set1_ps(c)
-
-/* --- the functions of ops/mathfn.h that a tile needs, on 16 lanes --- */
-
-FORCED __m512 rint_v(__m512 v)
-{
-    return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-/* E: the product with 2^n never leaves the normal numbers, so vscalefps gives the same bits. */
-FORCED __m512 exp2_neg_v(__m512 t)
-{
-    __m512 n = rint_v(t), r = _mm512_sub_ps(t, n), p = V16(0x1.41fbbcp-13f);
-    p = _mm512_fmadd_ps(p, r, V16(0x1.5f3e52p-10f));
-    p = _mm512_fmadd_ps(p, r, V16(0x1.3b2d4cp-7f));
-    p = _mm512_fmadd_ps(p, r, V16(0x1.c6aee8p-5f));
-    p = _mm512_fmadd_ps(p, r, V16(0x1.ebfbdcp-3f));
-    p = _mm512_fmadd_ps(p, r, V16(0x1.62e430p-1f));
-    p = _mm512_fmadd_ps(p, r, V16(1.0f));
-    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t, V16(-126.0f), _CMP_NLT_UQ), p, n);
-}
-
-FORCED __m512 pow2i_v(__m512i n)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
-}
-
-FORCED __m512 exp_v(__m512 x)
-{
-    __m512 n = rint_v(_mm512_mul_ps(x, V16(0x1.715476p+0f)));
-    __m512 r = _mm512_fmadd_ps(n, V16(-0x1.62e400p-1f), x), p = V16(0x1.6db41ap-10f);
-    r = _mm512_fmadd_ps(n, V16(-0x1.7f7d1cp-20f), r);
-    p = _mm512_fmadd_ps(p, r, V16(0x1.123b52p-7f));
-    p = _mm512_fmadd_ps(p, r, V16(0x1.55545ep-5f));
-    p = _mm512_fmadd_ps(p, r, V16(0x1.55548ep-3f));
-    p = _mm512_fmadd_ps(p, r, V16(0.5f));
-    p = _mm512_fmadd_ps(p, r, V16(1.0f));
-    p = _mm512_fmadd_ps(p, r, V16(1.0f));
-    __m512i k = _mm512_cvtps_epi32(n), half = _mm512_srai_epi32(k, 1);
-    p = _mm512_mul_ps(_mm512_mul_ps(p, pow2i_v(half)), pow2i_v(_mm512_sub_epi32(k, half)));
-    p = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, V16(-0x1.5d589ep+6f), _CMP_NLT_UQ), p);
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, V16(0x1.62e42ep+6f), _CMP_GT_OQ), p, V16(INFINITY));
-}
-
-FORCED __m512 tanh_v(__m512 x)
-{
-    const __m512 sign = V16(-0.0f);
-    __m512 a = _mm512_andnot_ps(sign, x), z = _mm512_mul_ps(x, x), p = V16(-0x1.7685aap-8f);
-    p = _mm512_fmadd_ps(p, z, V16(0x1.524ea0p-6f));
-    p = _mm512_fmadd_ps(p, z, V16(-0x1.b84316p-5f));
-    p = _mm512_fmadd_ps(p, z, V16(0x1.110760p-3f));
-    p = _mm512_fmadd_ps(p, z, V16(-0x1.555534p-2f));
-    __m512 small = _mm512_fmadd_ps(_mm512_mul_ps(x, z), p, x);
-    __m512 e = _mm512_add_ps(exp_v(_mm512_add_ps(a, a)), V16(1.0f));
-    __m512 big = _mm512_sub_ps(V16(1.0f), _mm512_div_ps(V16(2.0f), e));
-    big = _mm512_or_ps(_mm512_andnot_ps(sign, big), _mm512_and_ps(sign, x));
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, V16(0.625f), _CMP_LT_OQ), big, small);
-}
 
 /* --- the micro-kernel --- */
 

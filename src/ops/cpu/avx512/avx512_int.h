@@ -20,6 +20,8 @@
 #define UNROLL(n) UNROLL_TEXT(GCC unroll n)
 #endif
 
+void avx512_fill_quantise(struct cpu_kernels *t);
+void avx512_fill_rows(struct cpu_kernels *t);
 void avx512_fill_matmul(struct cpu_kernels *t);
 void avx512_fill_matmul_f32(struct cpu_kernels *t);
 void avx512_fill_lora(struct cpu_kernels *t);

@@ -1,10 +1,11 @@
-/* fill.c (avx512): the level's part of the table; quantisation, rows and vocabulary stay with the AVX2 code, which is
- * bound by memory or small there. */
+/* fill.c (avx512): the level's part of the table; vocabulary and pages stay with the AVX2 code, which is bound by memory or small there. */
 #include "ops/cpu/avx512/avx512_int.h"
 
 void cpu_fill_avx512(struct cpu_kernels *t)
 {
     t->level = "avx512";
+    avx512_fill_quantise(t);
+    avx512_fill_rows(t);
     avx512_fill_matmul(t);
     avx512_fill_matmul_f32(t);
     avx512_fill_lora(t);
