@@ -223,7 +223,7 @@ struct cpu_kernels {
     void (*attend_unit)(const struct attn_unit *u);
     /* Merge one split's (m, ls, o) of one row into (M, Lt, O[d]); ls == 0 changes nothing. Start: (-inf, 0, 0). */
     void (*attend_merge)(int64_t d, float m, float ls, const float *o, float *M, float *Lt, float *O);
-    /* out[d] = O[d] * inv, inv = 1/Lt, 0 when Lt == 0. */
+    /* out[d] = O[d] * inv, inv = 1/Lt, 0 when Lt == 0. out may be O. */
     void (*attend_finish)(int64_t d, float Lt, const float *O, float *out);
     void (*index_scores)(const struct index_unit *u);
 

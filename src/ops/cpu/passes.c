@@ -212,11 +212,16 @@ static int32_t add_linears(struct builder *b, const struct plan_step *s, int32_t
     return n + 1;
 }
 
+/* Do the tiles of attention rotate the q heads themselves? */
+static bool rope_fits(const struct plan_step *s, int32_t n_left)
+{
+    return n_left > 1 && s->op == STEP_ROPE_KV && s[1].op == STEP_ATTEND && s[1].i_layer == s->i_layer && s[1].in == s->out && !s[1].tap;
+}
+
 static int32_t add_rope(struct builder *b, const struct plan_step *s, int32_t n_left)
 {
     struct cpu_pass *p = add_pass(b, s, cpu_rope_open, cpu_rope_tile);
-    if (n_left < 2 || s[1].op != STEP_ATTEND || s[1].i_layer != s->i_layer || s[1].in != s->out) return 1;
-    p->partner = &s[1];
+    if (rope_fits(s, n_left)) p->partner = &s[1];
     return 1;
 }
 
@@ -282,17 +287,28 @@ static void keep(bool *unused, buf_id b)
     if (b >= 0) unused[b] = false;
 }
 
-/* What a step other than a fused gated MLP reads or writes of the buffers that such a one would not need. */
-static void keep_of(bool *unused, const struct plan_step *s, bool fused)
+/* Does all that attention finds go on as linear inputs? */
+static bool attend_inputs_only(const struct plan *p, const struct plan_step *s)
+{
+    if (s->op != STEP_ATTEND || s->outs[0] < 0) return false;
+    int32_t width = s->u.attend.n_head / s->u.attend.n_head_kv * s->u.attend.value_dim;
+    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++)
+        if (p->bufs[s->outs[i]].group > 0 && width % p->bufs[s->outs[i]].group != 0) return false;
+    return true;
+}
+
+/* What step s reads or writes. fused: it is the glu of a gated MLP, or attention that rotates its q heads. */
+static void keep_of(const struct plan *p, bool *unused, const struct plan_step *s, bool fused, bool rope)
 {
     for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++) keep(unused, s->outs[i]);
-    keep(unused, s->out);
+    if (!rope && !attend_inputs_only(p, s)) keep(unused, s->out);
     if (!fused || s->tap) keep(unused, s->in);
     if (s->op == STEP_GLU && !fused) keep(unused, s->u.glu.up);
     if (s->op == STEP_NORM && s->post_add) keep(unused, s->add_to);
 }
 
-/* Gate and up of fused passes alone: a step of another kind names buffers of its own in its union. */
+/* Gate and up of fused passes, q heads that tiles of attention rotate, and what these find: a step of another kind names buffers of its
+ * own in its union. */
 void cpu_passes_unused(const struct plan *p, bool unused[PLAN_MAX_BUFS])
 {
     memset(unused, 0, PLAN_MAX_BUFS * sizeof *unused);
@@ -302,9 +318,11 @@ void cpu_passes_unused(const struct plan *p, bool unused[PLAN_MAX_BUFS])
             bool glu = false;
             int32_t n_linears = s->op == STEP_LINEAR ? linears_of(s, p->n_steps - i, &glu) : 0;
             n = n_linears > 0 ? n_linears + glu : 1;
+            bool rope = rope_fits(s, p->n_steps - i), roped = i > 0 && rope_fits(s - 1, p->n_steps - i + 1);
             if (pass == 0 && glu) unused[s[n_linears].in] = unused[s[n_linears].u.glu.up] = true;
+            if (pass == 0 && (rope || attend_inputs_only(p, s))) unused[s->out] = true;
             for (int32_t k = 0; pass == 1 && k < n; k++) {
-                keep_of(unused, &s[k], glu && k == n_linears);
+                keep_of(p, unused, &s[k], roped || (glu && k == n_linears), rope);
                 for (int32_t j = 0; s[k].op == STEP_LINEAR && !glu && j < s[k].u.linear.n_parts; j++) keep(unused, s[k].u.linear.part[j].out);
             }
         }

@@ -6,8 +6,8 @@
  * scratch, and the thread that finishes the last unit of a tile merges them in order. The bits are the same: splits are
  * anchored at index 0 and merge left to right (docs/numerics.md, section 4).
  * Whoever has the output of a tile also writes it as linear inputs, when a KV head's share holds whole groups of them.
- * In a batch of single tokens a unit first rotates its own q heads, and the unit of the last split (the only one that
- * sees the token's own key) writes K and V. With more threads than units the query heads of a group are dealt out as well.
+ * A tile first rotates its own q heads. In a batch of single tokens the unit of the last split (the only one that sees the token's own
+ * key) also writes K and V. With more threads than units the query heads of a group are dealt out as well.
  * Where an indexer has chosen a token's keys, those are gathered, in order of their index, and take the place of the sequence:
  * what a query sees, and in which order, is still a function of its index and the keys before it alone.
  */
@@ -130,15 +130,15 @@ static int64_t attn_rows_max(const struct plan_step *s)
     return group > ATTN_ROWS_MAX ? group : ATTN_ROWS_MAX;
 }
 
-/* q' of a tile; rope: the step that makes it, when the tile must do that itself (one token). */
+/* q' of a tile; rope: the step that makes it, where that stands right before: a head of a token is needed by one tile alone. */
 static void load_q(const struct compiled *c, const struct plan_step *s, const struct plan_step *rope, const struct tile *t,
                    float *q)
 {
     int64_t d = s->u.attend.head_dim;
     int32_t first = c->batch.row_first[t->i_row] + t->tok0;
-    for (int g = 0; rope && g < t->group; g++) cpu_rope_q(c, rope, first, t->head0 + g, q + g * d);
-    if (rope) return;
     for (int32_t k = 0; k < t->n_tok; k++)
+        for (int g = 0; rope && g < t->group; g++) cpu_rope_q(c, rope, first + k, t->head0 + g, q + (k * t->group + g) * d);
+    for (int32_t k = 0; !rope && k < t->n_tok; k++)
         memcpy(q + (int64_t)k * t->group * d,
                cpu_row_f32(c, s->in, first + k) + (int64_t)t->head0 * d,
                (size_t)(t->group * d) * sizeof(float));
@@ -215,11 +215,9 @@ static void run_unit(const struct compiled *c, const struct plan_step *s, const 
     c->dev->kernels.attend_unit(&u);
 }
 
-static float *out_row(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i)
+static int32_t token_of(const struct compiled *c, const struct tile *t, int32_t i)
 {
-    int32_t token = c->batch.row_first[t->i_row] + t->tok0 + i / t->group;
-    return cpu_row_f32(c, s->out, token) +
-           (int64_t)(t->head0 + i % t->group) * s->u.attend.value_dim;
+    return c->batch.row_first[t->i_row] + t->tok0 + i / t->group;
 }
 
 /* The sink of row i's head, behind all splits: a split of one key with the value 0 (zeros: d of them). */
@@ -230,22 +228,21 @@ static void merge_sink(const struct compiled *c, const struct plan_step *s, cons
     c->dev->kernels.attend_merge(s->u.attend.value_dim, s->u.attend.sinks[t->head0 + i % t->group], 1.0f, zeros, M, Lt, O);
 }
 
-/* Row i of the tile is complete: its output, through the gate where there is one. */
-static void finish_row(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i, float Lt, const float *O)
+/* Row i of the tile is complete: O becomes its output, through the gate where there is one. */
+static void finish_row(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i, float Lt, float *O)
 {
     const struct cpu_kernels *k = &c->dev->kernels;
-    int64_t d = s->u.attend.value_dim;
-    float *out = out_row(c, s, t, i);
-    k->attend_finish(d, Lt, O, out);
-    if (s->u.attend.gate < 0) return;
-    int32_t token = c->batch.row_first[t->i_row] + t->tok0 + i / t->group;
-    int64_t col = s->u.attend.gate_first + (int64_t)(t->head0 + i % t->group) * s->u.attend.gate_step;
-    k->sigmoid_mul(cpu_row_f32(c, s->u.attend.gate, token) + col, out, d, out);
+    int64_t d = s->u.attend.value_dim, head = t->head0 + i % t->group;
+    k->attend_finish(d, Lt, O, O);
+    if (s->u.attend.gate >= 0)
+        k->sigmoid_mul(cpu_row_f32(c, s->u.attend.gate, token_of(c, t, i)) + s->u.attend.gate_first + head * s->u.attend.gate_step, O, d, O);
+    if (c->bufs[s->out]) memcpy(cpu_row_f32(c, s->out, token_of(c, t, i)) + head * d, O, (size_t)d * sizeof *O);
 }
 
 static void write_kv(const struct compiled *c, const struct plan_step *rope, const struct tile *t, float *tmp)
 {
-    if (rope && rope->u.rope_kv.k >= 0 && c->attn_head_parts == 1) cpu_rope_kv(c, rope, c->batch.row_first[t->i_row] + t->tok0, t->i_head_kv, tmp);
+    if (rope && c->batch.all_single && rope->u.rope_kv.k >= 0 && c->attn_head_parts == 1)
+        cpu_rope_kv(c, rope, c->batch.row_first[t->i_row] + t->tok0, t->i_head_kv, tmp);
 }
 
 /* Are `width` columns whole groups of every linear input written? */
@@ -261,14 +258,13 @@ bool cpu_attend_whole_groups(const struct compiled *c, const struct plan_step *s
     return whole_groups(c, s, s->u.attend.n_head / s->u.attend.n_head_kv * s->u.attend.value_dim);
 }
 
-/* The tile's columns of its tokens' outputs are complete. */
-static void write_inputs(const struct compiled *c, const struct plan_step *s, const struct tile *t)
+/* The tile's columns of its tokens' outputs are complete: O, row by row. */
+static void write_inputs(const struct compiled *c, const struct plan_step *s, const struct tile *t, const float *O)
 {
     if (!cpu_attend_whole_groups(c, s)) return;
     int64_t width = (int64_t)t->group * s->u.attend.value_dim, col0 = (int64_t)t->head0 * s->u.attend.value_dim;
-    int32_t first = c->batch.row_first[t->i_row] + t->tok0;
-    for (int32_t i = first; i < first + t->n_tok; i++)
-        cpu_write_inputs(c, s->outs, i, cpu_row_f32(c, s->out, i), col0, col0 + width);
+    for (int32_t k = 0; k < t->n_tok; k++) /* column 0 of a token would stand col0 floats before */
+        cpu_write_inputs(c, s->outs, token_of(c, t, k * t->group), O + k * width - col0, col0, col0 + width);
 }
 
 static void run_tile(const struct compiled *c, const struct plan_step *s, const struct plan_step *rope, const struct tile *t,
@@ -290,7 +286,7 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
         merge_sink(c, s, t, i, a->o, &a->M[i], &a->Lt[i], a->O + i * d);
         finish_row(c, s, t, i, a->Lt[i], a->O + i * d);
     }
-    write_inputs(c, s, t);
+    write_inputs(c, s, t, a->O);
 }
 
 /* --- splits as units --- */
@@ -325,16 +321,16 @@ static void merge_tile(const struct compiled *c, const struct plan_step *s, cons
     int64_t d = s->u.attend.value_dim;
     size_t step = unit_floats(s, t);
     memset(a->o, 0, (size_t)d * sizeof(float));
+    memset(a->O, 0, (size_t)(t->n_rows * d) * sizeof(float));
     for (int32_t i = 0; i < t->n_rows; i++) {
-        float M = -INFINITY, Lt = 0;
-        memset(a->O, 0, (size_t)d * sizeof(float));
+        float M = -INFINITY, Lt = 0, *O = a->O + i * d;
         const float *p = slot;
         for (int32_t sp = t->split0; sp < t->split1; sp++, p += step)
-            k->attend_merge(d, p[i], p[t->n_rows + i], p + 2 * t->n_rows + i * d, &M, &Lt, a->O);
-        merge_sink(c, s, t, i, a->o, &M, &Lt, a->O);
-        finish_row(c, s, t, i, Lt, a->O);
+            k->attend_merge(d, p[i], p[t->n_rows + i], p + 2 * t->n_rows + i * d, &M, &Lt, O);
+        merge_sink(c, s, t, i, a->o, &M, &Lt, O);
+        finish_row(c, s, t, i, Lt, O);
     }
-    write_inputs(c, s, t);
+    write_inputs(c, s, t, a->O);
 }
 
 static void run_split(struct compiled *c, const struct plan_step *s, const struct plan_step *rope, int32_t i_unit,
@@ -391,7 +387,7 @@ int64_t cpu_attend_open(struct compiled *c, const struct cpu_pass *p, int i_thre
 void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     struct attn_scratch a;
-    const struct plan_step *s = p->s, *rope = c->batch.all_single ? p->partner : NULL;
+    const struct plan_step *s = p->s, *rope = p->partner;
     lay_attn_scratch(&a, c->thread_scratch[i_thread], s, attn_rows_max(s));
     if (c->attn_split) {
         run_split(c, s, rope, (int32_t)i_tile, &a);

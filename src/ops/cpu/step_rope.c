@@ -1,6 +1,6 @@
-/* step_rope.c: head norms, rotary positions, the scale of q, and the writing of K and V into their page. A batch of single
- * tokens does this inside the tiles of attention (step_attend.c); otherwise all heads of all tokens are done here first,
- * because a query reads keys that other tiles write.
+/* step_rope.c: head norms, rotary positions, the scale of q, and the writing of K and V into their page. The tiles of attention do this
+ * for their own heads (step_attend.c). But with several tokens a row a query reads keys that other tiles write: then all heads of K and
+ * V are done here first, and those of q too where attention does not follow at once.
  */
 #include <string.h>
 
@@ -53,9 +53,14 @@ void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i,
  * take longer, and few rows. */
 #define ROPE_TILE KV_PAGE_TOKENS
 
-static int n_heads(const struct plan_step *s)
+static int q_heads(const struct cpu_pass *p)
 {
-    return s->u.rope_kv.n_head + (s->u.rope_kv.k >= 0 ? s->u.rope_kv.n_head_kv : 0);
+    return p->partner ? 0 : p->s->u.rope_kv.n_head;
+}
+
+static int n_heads(const struct cpu_pass *p)
+{
+    return q_heads(p) + (p->s->u.rope_kv.k >= 0 ? p->s->u.rope_kv.n_head_kv : 0);
 }
 
 static int64_t stretches(const struct compiled *c)
@@ -68,14 +73,14 @@ int64_t cpu_rope_open(struct compiled *c, const struct cpu_pass *p, int i_thread
     (void)i_thread;
     (void)bounds;
     if (p->partner && c->batch.all_single) return 0;
-    return n_heads(p->s) * stretches(c);
+    return n_heads(p) * stretches(c);
 }
 
 void cpu_rope_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     const struct plan_step *s = p->s;
-    int h = (int)(i_tile % n_heads(s)), n_q = s->u.rope_kv.n_head;
-    int32_t first = (int32_t)(i_tile / n_heads(s)) * ROPE_TILE;
+    int h = (int)(i_tile % n_heads(p)), n_q = q_heads(p);
+    int32_t first = (int32_t)(i_tile / n_heads(p)) * ROPE_TILE;
     int32_t end = first + ROPE_TILE < c->batch.m ? first + ROPE_TILE : c->batch.m;
     for (int32_t i = first; i < end; i++) {
         if (h < n_q) cpu_rope_q(c, s, i, h, cpu_row_f32(c, s->out, i) + (int64_t)h * s->u.rope_kv.head_dim);

@@ -325,8 +325,31 @@ static void index_scores_avx512(const struct index_unit *u)
     index_run(u);
 }
 
+FORCED float exp2_neg_one(float t)
+{
+    return _mm512_cvtss_f32(exp2_neg_v(V16(t)));
+}
+
+static void attend_merge_avx512(int64_t d, float m, float ls, const float *o, float *M, float *Lt, float *O)
+{
+    if (ls == 0.0f) return;
+    float N = m > *M ? m : *M, a = exp2_neg_one(*M - N), b = exp2_neg_one(m - N);
+    *M = N;
+    *Lt = __builtin_fmaf(ls, b, *Lt * a);
+    for (int64_t i = 0; i < d; i += 16)
+        store16(O + i, d - i, _mm512_fmadd_ps(load16(o + i, d - i), V16(b), _mm512_mul_ps(load16(O + i, d - i), V16(a))));
+}
+
+static void attend_finish_avx512(int64_t d, float Lt, const float *O, float *out)
+{
+    __m512 inv = V16(Lt == 0.0f ? 0.0f : 1.0f / Lt);
+    for (int64_t i = 0; i < d; i += 16) store16(out + i, d - i, _mm512_mul_ps(load16(O + i, d - i), inv));
+}
+
 void avx512_fill_attention(struct cpu_kernels *t)
 {
+    t->attend_merge = attend_merge_avx512;
+    t->attend_finish = attend_finish_avx512;
     t->attend_unit = attend_unit_avx512;
     t->index_scores = index_scores_avx512;
 }
