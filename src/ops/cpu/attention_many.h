@@ -6,7 +6,7 @@
  * Neither scores nor outputs are formed of keys that no row of a group sees. Inside that stretch a key that a row does not see has
  * p = +0, which changes nothing but the sign of a zero, and that not for long (docs/numerics.md, section 4); so a product takes all
  * rows of a block through one stretch. Only where a value of the stretch is not finite, row after row goes through its own keys.
- * Scratch: o, lanes and m of all rows, rows padded to 16; scores of a group; keys and values of a tile.
+ * Scratch: o, lanes and m of all rows, rows padded to 16; scores of a group; keys and values of a tile; extents of groups.
  */
 #ifndef OPS_CPU_ATTENTION_MANY_H
 #define OPS_CPU_ATTENTION_MANY_H
@@ -19,6 +19,7 @@
 struct many {
     const struct attn_unit *u;
     int64_t vp;           /* width of a value rounded up to 64 */
+    struct extent *extent; /* of each group */
     float *o, *lane, *m;  /* o: where it will be read, if a row has room for vp floats there */
     int64_t ld_o;
     float *s;             /* [GROUP_ROWS][64] of one group: scores, then p */
@@ -27,10 +28,15 @@ struct many {
     bool finite;          /* the values that any row sees are */
 };
 
+/* What the rows of a group see of the split: one of them keys [lo, hi), none a key outside; all of them [all_lo, all_hi). */
+struct extent {
+    int lo, hi, all_lo, all_hi;
+};
+
 /* Rows [r0, r0 + n) and what they see of a tile. */
 struct group {
     int r0, n, lo, hi;    /* [lo, hi): seen by one of them at least */
-    bool whole;           /* all rows see all 64 keys */
+    bool whole;           /* all rows see all 64 keys; else v says what each sees */
     struct range v[GROUP_ROWS];
     float al[16];
 };
@@ -81,24 +87,47 @@ static void group_pv(const struct many *w, const struct group *g)
     for (int64_t blk = 0; blk < w->vp / 64; blk++) {
         for (int r = 0; r < g->n && w->finite; r += half) many_pv(w, g, r, r + half < g->n ? half : g->n - r, blk, g->lo, g->hi);
         for (int r = 0; r < g->n && !w->finite; r++)
-            if (g->v[r].lo < g->v[r].hi) many_pv(w, g, r, 1, blk, g->v[r].lo, g->v[r].hi);
+            if (g->whole || g->v[r].lo < g->v[r].hi)
+                many_pv(w, g, r, 1, blk, g->whole ? 0 : g->v[r].lo, g->whole ? ATTN_TILE : g->v[r].hi);
     }
 }
 
 /* --- groups and tiles --- */
 
-/* False: none of the rows sees a key of the tile. */
-static bool group_set(struct group *g, const struct attn_unit *u, int r0, int n, int t)
+static struct extent extent_of(const struct attn_unit *u, int r0, int n)
 {
-    *g = (struct group){ .r0 = r0, .n = n, .lo = ATTN_TILE, .whole = true };
-    for (int r = 0; r < n; r++) {
-        struct range v = g->v[r] = tile_range(u, r0 + r, t);
-        g->whole = g->whole && v.lo == 0 && v.hi == ATTN_TILE;
-        if (v.lo >= v.hi) continue;
-        g->lo = v.lo < g->lo ? v.lo : g->lo;
-        g->hi = v.hi > g->hi ? v.hi : g->hi;
+    struct extent e = { .lo = ATTN_SPLIT, .all_hi = ATTN_SPLIT };
+    for (int r = r0; r < r0 + n; r++) {
+        int lo = u->vis_lo[r], hi = u->vis_hi[r];
+        e.all_lo = lo > e.all_lo ? lo : e.all_lo;
+        e.all_hi = hi < e.all_hi ? hi : e.all_hi;
+        if (lo >= hi) continue;
+        e.lo = lo < e.lo ? lo : e.lo;
+        e.hi = hi > e.hi ? hi : e.hi;
     }
-    return g->lo < g->hi;
+    return e;
+}
+
+/* [lo, hi) of the split, inside tile t. */
+FORCED struct range inside(int lo, int hi, int t)
+{
+    lo -= ATTN_TILE * t;
+    hi -= ATTN_TILE * t;
+    return (struct range){ lo < 0 ? 0 : lo, hi > ATTN_TILE ? ATTN_TILE : hi };
+}
+
+/* False: none of the rows sees a key of the tile. */
+FORCED bool group_set(struct group *g, const struct many *w, int r0, int t)
+{
+    const struct extent *e = &w->extent[r0 / GROUP_ROWS];
+    struct range v = inside(e->lo, e->hi, t), all = inside(e->all_lo, e->all_hi, t);
+    g->r0 = r0;
+    g->n = w->u->n_rows - r0 < GROUP_ROWS ? w->u->n_rows - r0 : GROUP_ROWS;
+    g->lo = v.lo;
+    g->hi = v.hi;
+    g->whole = all.lo == 0 && all.hi == ATTN_TILE;
+    for (int r = 0; r < g->n && !g->whole; r++) g->v[r] = tile_range(w->u, r0 + r, t);
+    return v.lo < v.hi;
 }
 
 /* Keys and values of tile t; those outside [lo, hi) are seen by no row. */
@@ -122,18 +151,18 @@ static void tile_widen(struct many *w, int t, int lo, int hi)
 static void many_tile(struct many *w, int t)
 {
     const struct attn_unit *u = w->u;
-    int lo = ATTN_TILE, hi = 0;
-    for (int r = 0; r < u->n_rows; r++) {
-        struct range v = tile_range(u, r, t);
+    struct range seen = { ATTN_TILE, 0 };
+    for (int i = 0; i * GROUP_ROWS < u->n_rows; i++) {
+        struct range v = inside(w->extent[i].lo, w->extent[i].hi, t);
         if (v.lo >= v.hi) continue;
-        lo = v.lo < lo ? v.lo : lo;
-        hi = v.hi > hi ? v.hi : hi;
+        seen.lo = v.lo < seen.lo ? v.lo : seen.lo;
+        seen.hi = v.hi > seen.hi ? v.hi : seen.hi;
     }
-    if (lo >= hi) return;
-    tile_widen(w, t, lo, hi);
+    if (seen.lo >= seen.hi) return;
+    tile_widen(w, t, seen.lo, seen.hi);
     for (int r0 = 0; r0 < u->n_rows; r0 += GROUP_ROWS) {
         struct group g;
-        if (!group_set(&g, u, r0, u->n_rows - r0 < GROUP_ROWS ? u->n_rows - r0 : GROUP_ROWS, t)) continue;
+        if (!group_set(&g, w, r0, t)) continue;
         int half = g.n > R_MAX ? (g.n + 1) / 2 : g.n;
         for (int r = 0; r < g.n; r += half) many_qk(w, &g, r, r + half < g.n ? half : g.n - r);
         group_softmax(w, &g);
@@ -151,9 +180,13 @@ static void many_run(const struct attn_unit *u)
     w.m = w.lane + rows * ATTN_LANES;
     w.s = w.m + rows;
     w.wide = w.s + GROUP_ROWS * ATTN_TILE;
-    for (int r = 0; r < u->n_rows; r++) memset(w.o + r * w.ld_o, 0, (size_t)w.vp * 4);
+    w.extent = (struct extent *)(void *)(w.wide + ATTN_TILE * (u->d + w.vp));
     memset(w.lane, 0, rows * ATTN_LANES * 4);
-    for (size_t r = 0; r < rows; r++) w.m[r] = -INFINITY;
+    for (int r = 0; r < u->n_rows; r++) {
+        memset(w.o + r * w.ld_o, 0, (size_t)w.vp * 4);
+        w.m[r] = -INFINITY;
+        if (r % GROUP_ROWS == 0) w.extent[r / GROUP_ROWS] = extent_of(u, r, u->n_rows - r < GROUP_ROWS ? u->n_rows - r : GROUP_ROWS);
+    }
     for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++)
         if (u->page[t]) many_tile(&w, t);
     for (int r = 0; r < u->n_rows; r++) {

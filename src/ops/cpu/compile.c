@@ -52,7 +52,10 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, u
 {
     size_t off = 0, at;
     bool unused[PLAN_MAX_BUFS];
-    cpu_passes_unused(p, unused);
+    cpu_passes_unread(p, c->unread);
+    memcpy(unused, c->unread, sizeof unused);
+    for (int i = 0; i < p->n_bufs; i++)
+        if (p->max_lora_rank > 0 && p->bufs[i].copy >= 0) unused[p->bufs[i].copy] = false;
     for (int i = 0; i < p->n_bufs; i++) {
         const struct plan_buf *b = &p->bufs[i];
         int64_t rows = (b->per_draw ? p->n_draw_max : p->m_max) * (b->n_slots > 0 ? b->n_slots : 1);

@@ -147,7 +147,8 @@ struct compiled {
     int32_t i_draws, i_final_norm;  /* steps: STEP_DRAWS, and the norm that rows with hidden_out get; n_steps: none */
     struct linear_tile *tiles;  /* of all passes */
     int32_t *bounds;            /* of all passes */
-    uint8_t *bufs[PLAN_MAX_BUFS];
+    uint8_t *bufs[PLAN_MAX_BUFS];    /* NULL: of no use to anybody */
+    bool unread[PLAN_MAX_BUFS];      /* by passes; adapters may find a copy of a linear input there */
     size_t row_bytes[PLAN_MAX_BUFS]; /* stride of a row in bytes */
     enum act_form form[PLAN_MAX_BUFS];
     void *block;                /* one mapping that holds buffers and scratch */
@@ -329,8 +330,8 @@ int32_t cpu_act_group(const struct device *d, const struct weight *w, int32_t so
 void cpu_weight_row(struct device *d, const struct weight *w, int64_t i, float *out);
 /* probe.c */
 mb_status cpu_probe(struct device *d, double seconds, struct ops_rates *out, mb_error *err);
-/* passes.c: buffers that no pass touches, since gate and up of a gated MLP stay in the scratch of a thread. */
-void cpu_passes_unused(const struct plan *p, bool unused[PLAN_MAX_BUFS]);
+/* passes.c: buffers that no pass reads: gate and up of a gated MLP, q heads that attention rotates, what it finds. */
+void cpu_passes_unread(const struct plan *p, bool unread[PLAN_MAX_BUFS]);
 /* passes.c: fills passes, tiles, bounds, i_draws from the plan. MB_NO_MEMORY, MB_UNSUPPORTED (a step unknown here). */
 mb_status cpu_passes_build(struct compiled *c, mb_error *err);
 void cpu_passes_free(struct compiled *c);

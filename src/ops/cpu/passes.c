@@ -309,7 +309,7 @@ static void keep_of(const struct plan *p, bool *unused, const struct plan_step *
 
 /* Gate and up of fused passes, q heads that tiles of attention rotate, and what these find: a step of another kind names buffers of its
  * own in its union. */
-void cpu_passes_unused(const struct plan *p, bool unused[PLAN_MAX_BUFS])
+void cpu_passes_unread(const struct plan *p, bool unused[PLAN_MAX_BUFS])
 {
     memset(unused, 0, PLAN_MAX_BUFS * sizeof *unused);
     for (int pass = 0; pass < 2; pass++)
@@ -326,7 +326,6 @@ void cpu_passes_unused(const struct plan *p, bool unused[PLAN_MAX_BUFS])
                 for (int32_t j = 0; s[k].op == STEP_LINEAR && !glu && j < s[k].u.linear.n_parts; j++) keep(unused, s[k].u.linear.part[j].out);
             }
         }
-    for (int i = 0; i < p->n_bufs && p->max_lora_rank > 0; i++) keep(unused, p->bufs[i].copy); /* adapters read it */
 }
 
 mb_status cpu_passes_build(struct compiled *c, mb_error *err)

@@ -236,7 +236,7 @@ static void finish_row(const struct compiled *c, const struct plan_step *s, cons
     k->attend_finish(d, Lt, O, O);
     if (s->u.attend.gate >= 0)
         k->sigmoid_mul(cpu_row_f32(c, s->u.attend.gate, token_of(c, t, i)) + s->u.attend.gate_first + head * s->u.attend.gate_step, O, d, O);
-    if (c->bufs[s->out]) memcpy(cpu_row_f32(c, s->out, token_of(c, t, i)) + head * d, O, (size_t)d * sizeof *O);
+    if (!c->unread[s->out]) memcpy(cpu_row_f32(c, s->out, token_of(c, t, i)) + head * d, O, (size_t)d * sizeof *O);
 }
 
 static void write_kv(const struct compiled *c, const struct plan_step *rope, const struct tile *t, float *tmp)

@@ -272,12 +272,13 @@ FORCED void softmax_rows(struct many *w, struct group *g, bool whole, const uint
 {
     __m512 e = V16(-INFINITY);
     __m128 top[3];
+    UNROLL(3)
     for (int i = 0; i < 3; i++) {
         __m512 t[4];
         UNROLL(4)
         for (int j = 0; j < 4; j++) {
             int r = 4 * i + j < g->n ? 4 * i + j : g->n - 1;
-            t[j] = row_top(w->s + r * ATTN_TILE, whole, bits[r], c0, c1);
+            t[j] = row_top(w->s + r * ATTN_TILE, whole, whole ? 0 : bits[r], c0, c1);
         }
         top[i] = max4(t[0], t[1], t[2], t[3]);
     }
@@ -293,7 +294,8 @@ FORCED void softmax_rows(struct many *w, struct group *g, bool whole, const uint
     _mm512_storeu_ps(g->al, exp2_neg_v(_mm512_maskz_sub_ps(sees, old, m)));
     float m1[16];
     _mm512_storeu_ps(m1, m);
-    for (int r = 0; r < g->n; r++) row_p(w->s + r * ATTN_TILE, w->lane + (g->r0 + r) * ATTN_LANES, whole, bits[r], m1[r], g->al[r], c0, c1);
+    for (int r = 0; r < g->n; r++) row_p(w->s + r * ATTN_TILE, w->lane + (g->r0 + r) * ATTN_LANES, whole, whole ? 0 : bits[r], m1[r],
+                                         g->al[r], c0, c1);
 }
 
 static void group_cap(struct many *w, const struct group *g)
@@ -309,7 +311,7 @@ static void group_softmax(struct many *w, struct group *g)
 {
     uint64_t bits[GROUP_ROWS];
     if (w->u->softcap > 0.0f) group_cap(w, g);
-    for (int r = 0; r < g->n; r++) bits[r] = g->v[r].lo < g->v[r].hi ? visible_bits(g->v[r]) : 0;
+    for (int r = 0; r < g->n && !g->whole; r++) bits[r] = g->v[r].lo < g->v[r].hi ? visible_bits(g->v[r]) : 0;
     if (g->whole) softmax_rows(w, g, true, bits, 0, 4);
     else softmax_rows(w, g, false, bits, g->lo / 16, (g->hi + 15) / 16);
 }

@@ -27,11 +27,6 @@ FORCED __m512 exp2_neg_v(__m512 t)
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(t, V16(-126.0f), _CMP_NLT_UQ), p, n);
 }
 
-FORCED __m512 pow2i_v(__m512i n)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
-}
-
 FORCED __m512 exp_v(__m512 x)
 {
     __m512 n = rint_v(_mm512_mul_ps(x, V16(0x1.715476p+0f)));
@@ -43,9 +38,8 @@ FORCED __m512 exp_v(__m512 x)
     p = _mm512_fmadd_ps(p, r, V16(0.5f));
     p = _mm512_fmadd_ps(p, r, V16(1.0f));
     p = _mm512_fmadd_ps(p, r, V16(1.0f));
-    __m512i k = _mm512_cvtps_epi32(n), half = _mm512_srai_epi32(k, 1);
-    p = _mm512_mul_ps(_mm512_mul_ps(p, pow2i_v(half)), pow2i_v(_mm512_sub_epi32(k, half)));
-    p = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, V16(-0x1.5d589ep+6f), _CMP_NLT_UQ), p);
+    /* The scalar code goes to 2^n by two products, of which the first is exact. */
+    p = _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, V16(-0x1.5d589ep+6f), _CMP_NLT_UQ), p, n);
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, V16(0x1.62e42ep+6f), _CMP_GT_OQ), p, V16(INFINITY));
 }
 
