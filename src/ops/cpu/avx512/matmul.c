@@ -3,11 +3,10 @@
  *
  * Many rows: tiles of up to 6 rows by 2 blocks (3 by 2 with two limbs), float accumulators in registers. The blocks' codes
  * stay in L1 or L2 while the row tiles pass over them, 4-bit codes unpacked on the fly, or from PANEL_ROWS rows on spread to
- * bytes beforehand. One row: a linear stream with two integer chains and a prefetch
- * into L2 8 KB ahead (into L1 4 KB ahead halves the bandwidth on a Xeon, whose L1 has few buffers for lines under way).
+ * bytes beforehand. 2 to 8 rows: matmul_few.c. One row: a linear stream with two integer chains and a prefetch ahead.
  * Accumulators are arrays of constant size: with the row count as a dimension the compiler would keep them in memory.
  */
-#include "ops/cpu/avx512/avx512_int.h"
+#include "ops/cpu/avx512/matmul_int.h"
 
 #define R_MAX 6
 #define PANEL_K 768
@@ -15,42 +14,6 @@
 #ifndef PANEL_ROWS
 #define PANEL_ROWS 48
 #endif
-#define PREFETCH_AHEAD 8192
-
-FORCED size_t code_bytes(enum cpu_wtype type, int g)
-{
-    return (size_t)g * (type == CPU_W_Q4 ? 8 : 16);
-}
-
-FORCED const uint8_t *act_row(const struct cpu_act *x, int64_t row)
-{
-    return x->data + (size_t)row * x->row_bytes;
-}
-
-FORCED size_t act_pairs_off(const struct cpu_act *x)
-{
-    return (size_t)x->k * (x->form == ACT_Q16 ? 2 : 1);
-}
-
-FORCED __m512 group_add(__m512 acc, __m512 s, __m512 b, const float *pair, __m512i isum)
-{
-    acc = _mm512_fmadd_ps(_mm512_mul_ps(s, _mm512_set1_ps(pair[0])), _mm512_cvtepi32_ps(isum), acc);
-    return _mm512_fmadd_ps(b, _mm512_set1_ps(pair[1]), acc);
-}
-
-/* Vectors 2i and 2i+1 of u8 codes of one group. */
-FORCED void codes_load(enum cpu_wtype type, const uint8_t *p, int i, __m512i *even, __m512i *odd)
-{
-    if (type == CPU_W_Q4) {
-        const __m512i m0f = _mm512_set1_epi32(0x0f0f0f0f);
-        __m512i v = load_i(p + 64 * i);
-        *even = _mm512_and_si512(v, m0f);
-        *odd = _mm512_and_si512(_mm512_srli_epi32(v, 4), m0f);
-    } else {
-        *even = load_i(p + 128 * i);
-        *odd = load_i(p + 128 * i + 64);
-    }
-}
 
 FORCED __m512i limbs_join(__m512i hi, __m512i lo)
 {
@@ -308,6 +271,8 @@ FORCED void matmul(enum cpu_wtype type, bool two, const struct cpu_weight *w, in
 {
     if (m == 1)
         row_one(type, two, w, blk0, blk1, x, row0, y);
+    else if (m <= FEW_ROWS_512)
+        avx512_matmul_few(w, blk0, blk1, x, row0, m, y, ld_y);
     else
         rows_many(w, blk0, blk1, x, row0, m, y, ld_y);
 }
