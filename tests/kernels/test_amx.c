@@ -7,14 +7,17 @@
 
 #include "ops/cpu/amx/matmul_tiles.h"
 #include "ops/cpu/amx/matmul_bf16.h"
+#include "ops/cpu/amx/matmul_few.h"
 
-static bool bf16; /* matmul_bf16.h, not matmul_tiles.h */
+static bool bf16, few; /* matmul_bf16.h, matmul_few.h, not matmul_tiles.h */
 
 static void tiles_matmul(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
                          int64_t m, float *y, int64_t ld_y)
 {
     if (bf16)
         matmul_bf16(w, blk0, blk1, x, row0, m, y, ld_y);
+    else if (few)
+        matmul_few(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_tiles(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
 }
@@ -105,6 +108,24 @@ static void test_bf16_equal_portable(void **state)
     bf16 = false;
 }
 
+/* matmul_few.h: every number of rows, odd and even numbers of groups, pieces of k, blocks that are not full. */
+static void test_few_equal_portable(void **state)
+{
+    (void)state;
+    static const enum dtype dts[] = { DT_BF16, DT_F16, DT_F32 };
+    few = true;
+    for (int bits = 4; bits <= 8; bits += 4)
+        for (int g = 32; g <= 64; g += 32)
+            for (int f = 1; f < 3; f++) {
+                for (int64_t m = 1; m <= FEW_ROWS; m++)
+                    check_tiles(bits, g, dts[m % 3], (enum act_form)f, 1 + kt_below(70), g * (1 + kt_below(7)), m, (enum flavour)(m % 4));
+                check_tiles(bits, g, DT_BF16, (enum act_form)f, 35, FEW_PIECE_K, 8, PLAIN);
+                check_tiles(bits, g, DT_BF16, (enum act_form)f, 35, FEW_PIECE_K * 2 + 64, 7, PLAIN);
+                check_tiles(bits, g, DT_F16, (enum act_form)f, 20, FEW_PIECE_K + g, 3, PLAIN);
+            }
+    few = false;
+}
+
 /* The largest codes and inputs, of one sign and of both: the bound of matmul_bf16.h. */
 static void test_bf16_extremes(void **state)
 {
@@ -140,6 +161,7 @@ int main(void)
         cmocka_unit_test(test_tiles_pieces),
         cmocka_unit_test(test_bf16_equal_portable),
         cmocka_unit_test(test_bf16_extremes),
+        cmocka_unit_test(test_few_equal_portable),
     };
     return cmocka_run_group_tests_name("amx", tests, NULL, NULL);
 }

@@ -1,16 +1,25 @@
-/* matmul.c (amx): the tile kernels of matmul_tiles.h and matmul_bf16.h as rows of the table. Few rows stay with vpdpbusd (avx512), which has
- * no set-up and is bound by memory there. Everything else of the level is the avx512 table.
+/* matmul.c (amx): the tile kernels of matmul_tiles.h, matmul_bf16.h and matmul_few.h as rows of the table. One row and few more stay with
+ * vpdpbusd (avx512), which has no set-up and is bound by memory there. Everything else of the level is the avx512 table.
  */
 #include "ops/cpu/amx/tiles.h"
 
 #include "ops/cpu/amx/matmul_tiles.h"
 #include "ops/cpu/amx/matmul_bf16.h"
+#include "ops/cpu/amx/matmul_few.h"
 
-/* From how many rows on tiles are faster, measured on a 16-core machine. Groups of 32 fill half a tile of int8, and a strip of 16 rows that
- * is not full costs what a full one does. */
-static int64_t min_rows(const struct cpu_weight *w)
+/* From how many rows on tiles are faster, measured on two Xeons: groups of 32 and 64 have the tiles of matmul_few.h up to 8 rows. */
+static int64_t min_rows(const struct cpu_weight *w, bool two)
 {
-    return w->g < 64 ? 24 : 8;
+    return w->g < 32 ? 24 : w->g > 64 ? 8 : two ? 4 : w->g == 32 ? 7 : 5;
+}
+
+FORCED void matmul_any(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                       int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    if (m <= FEW_ROWS && (w->g == 32 || w->g == 64))
+        matmul_few(type, two, w, blk0, blk1, x, row0, m, y, ld_y);
+    else
+        matmul_tiles(type, two, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 /* From here on spreading to bf16 pays: strips share the codes, blocks the inputs. */
@@ -20,39 +29,39 @@ static int64_t min_rows(const struct cpu_weight *w)
 static void matmul_q4_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                              int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w))
+    if (m < min_rows(w, false))
         matmul_q4_q8_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else
-        matmul_tiles(CPU_W_Q4, false, w, blk0, blk1, x, row0, m, y, ld_y);
+        matmul_any(CPU_W_Q4, false, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 static void matmul_q4_q16_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                               int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w))
+    if (m < min_rows(w, true))
         matmul_q4_q16_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else if (w->g == BF16_GROUP && m >= BF16_MIN_ROWS && blk1 - blk0 >= BF16_MIN_BLOCKS)
         matmul_bf16(w, blk0, blk1, x, row0, m, y, ld_y);
     else
-        matmul_tiles(CPU_W_Q4, true, w, blk0, blk1, x, row0, m, y, ld_y);
+        matmul_any(CPU_W_Q4, true, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 static void matmul_q8_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                              int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w))
+    if (m < min_rows(w, false))
         matmul_q8_q8_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else
-        matmul_tiles(CPU_W_Q8, false, w, blk0, blk1, x, row0, m, y, ld_y);
+        matmul_any(CPU_W_Q8, false, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 static void matmul_q8_q16_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                               int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w))
+    if (m < min_rows(w, true))
         matmul_q8_q16_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else
-        matmul_tiles(CPU_W_Q8, true, w, blk0, blk1, x, row0, m, y, ld_y);
+        matmul_any(CPU_W_Q8, true, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 void cpu_fill_amx(struct cpu_kernels *t)

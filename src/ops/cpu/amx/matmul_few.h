@@ -1,0 +1,226 @@
+/* matmul_few.h: quantised weights times a few quantised inputs by tiles, for groups of 32 and 64 (kernels.h has the contract).
+ * Written over tile_ops.h, as matmul_tiles.h is.
+ *
+ * With 8 rows a tile of sums would be half empty, yet storing it takes what a full one does. So a tile holds 16 rows: the high limbs of
+ * 8 rows over the low ones; with one limb and groups of 32, the 8 rows twice, for two groups at once, whose codes lie one over the
+ * other and whose inputs are zero where the other group's codes are. One product and one store then serve a "turn", one group (two), and
+ * what bounds it is the vector work on the port that tiles leave (matmul_tiles.h): a conversion, a product and two fma a row.
+ *
+ * Turns follow one another through the blocks without a gap, for blocks lie one behind the other: in turn t the codes of t + 1 are spread,
+ * the products of t made, the sums of t - 1 stored and those of t - 2 folded into the accumulators, 8 vectors of a block.
+ * Inputs are laid out once a call, k in pieces that L1 holds; between pieces accumulators rest in y. Scratch: 36 KB of stack.
+ */
+#ifndef OPS_CPU_AMX_MATMUL_FEW_H
+#define OPS_CPU_AMX_MATMUL_FEW_H
+
+#define FEW_ROWS 8
+#define FEW_PIECE_K 1536 /* at most */
+#define FEW_AHEAD_BYTES 16384
+#define FEW_RING 4       /* turns whose codes or sums are kept */
+
+struct few_ring {
+    _Alignas(64) uint8_t codes[FEW_RING][1024];
+    _Alignas(64) int32_t sums[FEW_RING][256];
+};
+
+/* A call's run over one piece of k, with three cursors: codes to spread, inputs to multiply, sums to fold. */
+struct few {
+    size_t group_bytes, skip_bytes; /* of the weight; from the end of a piece to the same piece of the next block */
+    int64_t n_groups;               /* of the piece */
+    const uint8_t *w;
+    int64_t w_left;                 /* groups of its block */
+    const uint8_t *x, *x_begin, *x_end;
+    const uint8_t *scales;
+    const float *pair, *pairs;      /* [n_groups][FEW_ROWS][2], zero for rows that do not exist */
+    int64_t fold_left;
+    enum dtype dt;
+    int rows;
+    bool first;                     /* accumulators start at zero, else at y */
+    float *y;
+    int64_t ld_y, n_out;            /* outputs from this block on */
+};
+
+/* Groups of a turn, and bytes of a row of its inputs. */
+#define FEW_GROUPS(two, g) ((two) || (g) > 32 ? 1 : 2)
+#define FEW_X_BYTES(two, g) ((g) * FEW_GROUPS(two, g))
+
+static inline void few_shapes(bool two, int g)
+{
+    struct tile_shapes s;
+    int k = FEW_X_BYTES(two, g), rows = two || g == 32 ? 16 : FEW_ROWS;
+    memset(&s, 0, sizeof s);
+    s.palette = 1;
+    for (int t = 0; t < 8; t++) {
+        s.rows[t] = (uint8_t)(t == 2 || t == 3 ? k / 4 : rows);
+        s.row_bytes[t] = (uint16_t)(t < 2 ? k : 64);
+    }
+    tile_config(&s);
+}
+
+/* Groups [g0, g0 + n) of the rows at `row` as the tiles of all turns, [16 or 8 rows][FEW_X_BYTES], and { a, xs } group by group. */
+FORCED void few_inputs(bool two, int g, const struct cpu_act *x, const uint8_t *row, int rows, int64_t g0, int64_t n, uint8_t *out,
+                       float *pairs)
+{
+    const int n_g = FEW_GROUPS(two, g), k = FEW_X_BYTES(two, g);
+    size_t tile_bytes = (size_t)(two || g == 32 ? 16 : FEW_ROWS) * (size_t)k, x_bytes = (size_t)g * (two ? 2 : 1);
+    if (n_g == 2 || rows < FEW_ROWS) memset(out, 0, (size_t)((n + n_g - 1) / n_g) * tile_bytes);
+    if (rows < FEW_ROWS) memset(pairs, 0, (size_t)n * 2 * FEW_ROWS * sizeof *pairs);
+    for (int r = 0; r < rows; r++, row += x->row_bytes) {
+        const uint8_t *from = row + (size_t)g0 * x_bytes, *pair = row + (size_t)x->k * (two ? 2 : 1) + 8 * (size_t)g0;
+        uint8_t *to = out + r * k;
+        for (int64_t i = 0; i < n; i++, from += x_bytes, pair += 8) {
+            memcpy(to, from, (size_t)g);
+            if (two) memcpy(to + FEW_ROWS * k, from + g, (size_t)g);
+            if (n_g == 2) to += i % 2 == 0 ? FEW_ROWS * k + g : (int64_t)tile_bytes - FEW_ROWS * k - g;
+            else to += tile_bytes;
+            memcpy(pairs + 2 * FEW_ROWS * i + 2 * r, pair, 8);
+        }
+    }
+}
+
+/* Codes of the next turn, as bytes. */
+FORCED void few_spread(enum cpu_wtype type, bool two, int g, struct few *f, uint8_t *out)
+{
+    const int n_g = FEW_GROUPS(two, g), code_bytes = g * (type == CPU_W_Q4 ? 8 : 16);
+    UNROLL(2)
+    for (int q = 0; q < n_g; q++, out += 16 * g) {
+        if (q > 0 && f->w_left == 1) break; /* of an odd number of groups */
+        UNROLL(17)
+        for (int j = 0; j <= code_bytes; j += 64) __builtin_prefetch(f->w + FEW_AHEAD_BYTES + j, 0, 2);
+        if (type == CPU_W_Q4)
+            UNROLL(8)
+            for (int j = 0; j < g / 8; j++) lanes_spread(f->w + 64 * j, out + 128 * j);
+        else
+            memcpy(out, f->w, (size_t)code_bytes);
+        f->w += f->group_bytes;
+    }
+    f->w_left -= n_g;
+    if (f->w_left > 0) return;
+    f->w += f->skip_bytes;
+    f->w_left = f->n_groups;
+}
+
+/* Tile instructions name their registers: `at`, 0 .. 3, is a constant, the turn's place in the ring. Registers 0 and 1 hold inputs, 2 and
+ * 3 codes of even and odd turns, 4 to 7 sums. */
+FORCED void few_product(bool two, int g, int at, struct few *f, const uint8_t *codes)
+{
+    const size_t k = (size_t)FEW_X_BYTES(two, g);
+    if (at == 0) tile_zero(4);
+    else if (at == 1) tile_zero(5);
+    else if (at == 2) tile_zero(6);
+    else tile_zero(7);
+    if (at % 2 == 0) {
+        tile_load(0, f->x, k);
+        tile_load(2, codes, 64);
+    } else {
+        tile_load(1, f->x, k);
+        tile_load(3, codes, 64);
+    }
+    if (at == 0) tile_dp(4, 0, 2);
+    else if (at == 1) tile_dp(5, 1, 3);
+    else if (at == 2) tile_dp(6, 0, 2);
+    else tile_dp(7, 1, 3);
+    f->x += (two || g == 32 ? 16 : FEW_ROWS) * k;
+    if (f->x == f->x_end) f->x = f->x_begin;
+}
+
+FORCED void few_store(int at, int32_t *sums)
+{
+    if (at == 0) tile_store(4, sums);
+    else if (at == 1) tile_store(5, sums);
+    else if (at == 2) tile_store(6, sums);
+    else tile_store(7, sums);
+}
+
+/* One group into the accumulators, which are a block's from its first group to its last. R: rows, rounded up. */
+FORCED void few_fold_group(bool two, int R, struct few *f, const int32_t *sums, lanes acc[FEW_ROWS])
+{
+    lanes s, b;
+    if (f->fold_left == f->n_groups)
+        UNROLL(8)
+        for (int r = 0; r < R; r++) acc[r] = f->first || r >= f->rows ? lanes_zero() : lanes_load(f->y + r * f->ld_y, f->n_out);
+    lanes_scales(f->dt, f->scales, &s, &b);
+    UNROLL(8)
+    for (int r = 0; r < R; r++)
+        acc[r] = lanes_group_add(acc[r], s, b, f->pair + 2 * r, lanes_sums(two, sums + 16 * r, sums + 16 * (FEW_ROWS + r)));
+    f->scales += f->group_bytes;
+    f->pair += 2 * FEW_ROWS;
+    if (--f->fold_left > 0) return;
+    UNROLL(8)
+    for (int r = 0; r < R; r++)
+        if (r < f->rows) lanes_store(f->y + r * f->ld_y, f->n_out, acc[r]);
+    f->scales += f->skip_bytes;
+    f->pair = f->pairs;
+    f->fold_left = f->n_groups;
+    f->y += 16;
+    f->n_out -= 16;
+}
+
+FORCED void few_fold(bool two, int g, int R, struct few *f, const int32_t *sums, lanes acc[FEW_ROWS])
+{
+    bool last = f->fold_left == 1;
+    few_fold_group(two, R, f, sums, acc);
+    if (FEW_GROUPS(two, g) == 2 && !last) few_fold_group(two, R, f, sums + 16 * FEW_ROWS, acc);
+}
+
+/* Turn t of n, at == t % FEW_RING. */
+FORCED void few_turn(enum cpu_wtype type, bool two, int g, int R, int at, int64_t t, int64_t n, struct few *f, struct few_ring *ring,
+                     lanes acc[FEW_ROWS])
+{
+    if (t + 1 < n) few_spread(type, two, g, f, ring->codes[(at + 1) % FEW_RING]);
+    if (t < n) few_product(two, g, at, f, ring->codes[at]);
+    if (t >= 1 && t <= n) few_store((at + 3) % FEW_RING, ring->sums[(at + 3) % FEW_RING]);
+    if (t >= 2 && t < n + 2) few_fold(two, g, R, f, ring->sums[(at + 2) % FEW_RING], acc);
+}
+
+FORCED void few_turns(enum cpu_wtype type, bool two, int g, int R, struct few f, int64_t n, struct few_ring *ring)
+{
+    lanes acc[FEW_ROWS];
+    UNROLL(8)
+    for (int r = 0; r < FEW_ROWS; r++) acc[r] = lanes_zero();
+    few_spread(type, two, g, &f, ring->codes[0]);
+    for (int64_t t = 0; t < n + 2; t += FEW_RING) {
+        few_turn(type, two, g, R, 0, t, n, &f, ring, acc);
+        few_turn(type, two, g, R, 1, t + 1, n, &f, ring, acc);
+        few_turn(type, two, g, R, 2, t + 2, n, &f, ring, acc);
+        few_turn(type, two, g, R, 3, t + 3, n, &f, ring, acc);
+    }
+}
+
+/* Blocks [blk0, blk1) by up to FEW_ROWS rows. */
+FORCED void few_rows(enum cpu_wtype type, bool two, int g, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                     int64_t row0, int rows, float *y, int64_t ld_y)
+{
+    _Alignas(64) uint8_t inputs[FEW_PIECE_K * 2 * FEW_ROWS];
+    _Alignas(64) float pairs[FEW_PIECE_K / 32 * 2 * FEW_ROWS];
+    struct few_ring ring;
+    const uint8_t *row = x->data + (size_t)row0 * x->row_bytes;
+    const int n_g = FEW_GROUPS(two, g), code_bytes = g * (type == CPU_W_Q4 ? 8 : 16);
+    const size_t tile_bytes = (size_t)((two || g == 32 ? 16 : FEW_ROWS) * FEW_X_BYTES(two, g));
+    int64_t ng = w->k / g, n_pieces = (w->k + FEW_PIECE_K - 1) / FEW_PIECE_K, step = (ng + n_pieces - 1) / n_pieces;
+    memset(ring.codes, 0, sizeof ring.codes);
+    for (int64_t g0 = 0; g0 < ng; g0 += step) {
+        int64_t n = g0 + step < ng ? step : ng - g0, n_turns = (n + n_g - 1) / n_g;
+        struct few f = { .group_bytes = w->block_bytes / (size_t)ng, .n_groups = n, .w_left = n, .fold_left = n, .dt = w->dt, .rows = rows,
+                         .first = g0 == 0, .x = inputs, .x_begin = inputs, .x_end = inputs + (size_t)n_turns * tile_bytes,
+                         .pair = pairs, .pairs = pairs, .y = y, .ld_y = ld_y, .n_out = w->n - 16 * blk0 };
+        f.skip_bytes = w->block_bytes - (size_t)n * f.group_bytes;
+        f.w = w->data + (size_t)blk0 * w->block_bytes + (size_t)g0 * f.group_bytes;
+        f.scales = f.w + code_bytes;
+        few_inputs(two, g, x, row, rows, g0, n, inputs, pairs);
+        if (rows <= 4) few_turns(type, two, g, 4, f, n_turns * (blk1 - blk0), &ring);
+        else few_turns(type, two, g, 8, f, n_turns * (blk1 - blk0), &ring);
+    }
+}
+
+/* m <= FEW_ROWS; g 32 or 64. */
+FORCED void matmul_few(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                       int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    few_shapes(two, w->g);
+    if (w->g == 32) few_rows(type, two, 32, w, blk0, blk1, x, row0, (int)m, y, ld_y);
+    else few_rows(type, two, 64, w, blk0, blk1, x, row0, (int)m, y, ld_y);
+    tile_release();
+}
+
+#endif
