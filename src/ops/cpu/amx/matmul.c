@@ -7,10 +7,14 @@
 #include "ops/cpu/amx/matmul_bf16.h"
 #include "ops/cpu/amx/matmul_few.h"
 
-/* From how many rows on tiles are faster, measured on two Xeons: groups of 32 and 64 have the tiles of matmul_few.h up to 8 rows. */
-static int64_t min_rows(const struct cpu_weight *w, bool two)
+/* Are tiles faster? As measured: groups of 32 and 64 have those of matmul_few.h up to 8 rows; above, strips of 16 rows, of which one that is
+ * not full costs what a full one does, and groups of 32 in one limb fill half a tile. */
+static bool tiles_pay(const struct cpu_weight *w, bool two, int64_t m)
 {
-    return w->g < 32 ? 24 : w->g > 64 ? 8 : two ? 4 : w->g == 32 ? 7 : 5;
+    if (w->g < 32) return m >= 24;
+    if (w->g > 64) return m >= FEW_ROWS;
+    if (m <= FEW_ROWS) return m >= (two ? 4 : w->g == 32 ? 7 : 5);
+    return two || w->g == 64 || w->type == CPU_W_Q8 || m >= 24;
 }
 
 FORCED void matmul_any(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
@@ -29,7 +33,7 @@ FORCED void matmul_any(enum cpu_wtype type, bool two, const struct cpu_weight *w
 static void matmul_q4_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                              int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w, false))
+    if (!tiles_pay(w, false, m))
         matmul_q4_q8_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_any(CPU_W_Q4, false, w, blk0, blk1, x, row0, m, y, ld_y);
@@ -38,7 +42,7 @@ static void matmul_q4_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t b
 static void matmul_q4_q16_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                               int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w, true))
+    if (!tiles_pay(w, true, m))
         matmul_q4_q16_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else if (w->g == BF16_GROUP && m >= BF16_MIN_ROWS && blk1 - blk0 >= BF16_MIN_BLOCKS)
         matmul_bf16(w, blk0, blk1, x, row0, m, y, ld_y);
@@ -49,7 +53,7 @@ static void matmul_q4_q16_amx(const struct cpu_weight *w, int64_t blk0, int64_t 
 static void matmul_q8_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                              int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w, false))
+    if (!tiles_pay(w, false, m))
         matmul_q8_q8_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_any(CPU_W_Q8, false, w, blk0, blk1, x, row0, m, y, ld_y);
@@ -58,7 +62,7 @@ static void matmul_q8_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t b
 static void matmul_q8_q16_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                               int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
-    if (m < min_rows(w, true))
+    if (!tiles_pay(w, true, m))
         matmul_q8_q16_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_any(CPU_W_Q8, true, w, blk0, blk1, x, row0, m, y, ld_y);
