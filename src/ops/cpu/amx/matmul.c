@@ -13,7 +13,7 @@ static bool tiles_pay(const struct cpu_weight *w, bool two, int64_t m)
 {
     if (w->g < 32) return m >= 24;
     if (w->g > 64) return m >= FEW_ROWS;
-    if (m <= FEW_ROWS) return m >= (two ? 4 : w->g == 32 ? 7 : 5);
+    if (m <= FEW_ROWS) return m >= (two || w->g == 64 ? 5 : 7);
     return two || w->g == 64 || w->type == CPU_W_Q8 || m >= 24;
 }
 
