@@ -32,7 +32,7 @@
 #include "base/cores.h"
 #include "base/mem.h"
 
-enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32, THREADS_MAX = 4096 };
+enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32, TURN_NS = 500000, RESET_ON_FORK = 1 /* of sched_setattr */, THREADS_MAX = 4096 };
 
 struct slot {
     _Alignas(LINE_BYTES) atomic_ullong word;
@@ -251,6 +251,7 @@ static void *worker_main(void *arg)
     snprintf(name, sizeof name, "mb-compute-%d", w->i_thread % 1000);
     threads_set_name(name);
     threads_set_fp_default();
+    threads_take_short_turns();
     cores_bind(&p->cores, cores_node_of_thread(&p->cores, w->i_thread, p->n_threads));
     for (;;) {
         unsigned seen = regions_work(p, w->i_thread, 0);
@@ -351,6 +352,20 @@ void threads_set_fp_default(void)
 #if defined(__x86_64__)
     _mm_setcsr(0x1F80); /* all exceptions masked, round to nearest, no FTZ, no DAZ */
 #endif
+}
+
+void threads_take_short_turns(void)
+{
+    struct { /* the kernel's sched_attr, in its first size; before Linux 6.12 a time slice counts for deadlines only */
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime_ns, deadline_ns, period_ns;
+    } attr = { .size = sizeof attr, .policy = SCHED_OTHER, .flags = RESET_ON_FORK, .runtime_ns = TURN_NS };
+    if (sched_getscheduler(0) != SCHED_OTHER) return;
+    attr.nice = getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid));
+    syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
 void threads_lower_priority(void)

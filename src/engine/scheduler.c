@@ -284,6 +284,7 @@ void *engine_main(void *arg)
     bool alive = true;
     threads_set_name("mb-engine");
     threads_set_fp_default();
+    threads_take_short_turns();
     while (alive && control(e)) {
         uint64_t n_events = e->n_events;
         admit(e);

@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -189,6 +191,33 @@ static void test_pool_fp_default(void **state)
     pool_close(p);
 }
 
+/* The thread's turns are short where the system knows of turns; its share of time, and what others have, stay. */
+static uint64_t turn_ns(void)
+{
+    struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } a = { .size = sizeof a };
+    assert_int_equal(syscall(SYS_sched_getattr, 0, &a, sizeof a, 0), 0);
+    return a.runtime;
+}
+
+static void *short_turns(void *before)
+{
+    uint64_t others = *(uint64_t *)before;
+    int nice = getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid));
+    threads_take_short_turns();
+    assert_int_equal(getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid)), nice);
+    assert_int_equal(turn_ns(), others ? 500000 : 0);
+    return NULL;
+}
+
+static void test_short_turns(void **state)
+{
+    uint64_t before = turn_ns(); /* 0: Linux before 6.12 */
+    pthread_t t;
+    assert_int_equal(pthread_create(&t, NULL, short_turns, &before), 0);
+    pthread_join(t, NULL);
+    assert_int_equal(turn_ns(), before);
+}
+
 static void test_share(void **state)
 {
     (void)state;
@@ -345,7 +374,7 @@ int main(void)
         cmocka_unit_test(test_pool_lopsided),  cmocka_unit_test(test_pool_sleepers),
         cmocka_unit_test(test_pool_held_up),   cmocka_unit_test(test_pool_run_shares),
         cmocka_unit_test(test_pool_oversubscribed), cmocka_unit_test(test_pool_refuses),
-        cmocka_unit_test(test_pool_fp_default), cmocka_unit_test(test_share),
+        cmocka_unit_test(test_pool_fp_default), cmocka_unit_test(test_share), cmocka_unit_test(test_short_turns),
         cmocka_unit_test(test_default_count),  cmocka_unit_test(test_cores_two_sockets),
         cmocka_unit_test(test_cores_two_speeds), cmocka_unit_test(test_cores_unknown),
     };
