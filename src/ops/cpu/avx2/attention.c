@@ -1,11 +1,11 @@
-/* attention.c (avx2): the vectors of attention (attention_unit.h has the rest), and key and value pages.
+/* attention.c (avx2): the vectors of attention (attention_unit.h has the rest).
  *
  * One micro-kernel does both products, with B rows of 64 values converted on the fly. Columns go in "units" of two
  * registers: for bf16 one 32-byte load gives eight values in the low and eight in the high halves of its dwords. Few rows
  * take several units a pass to have enough independent chains.
  */
 #include "ops/cpu/avx2/mathv.h"
-#include "ops/cpu/attention_unit.h"
+#include "ops/cpu/attention_many.h"
 
 /* --- units of columns --- */
 
@@ -210,9 +210,121 @@ FORCED float row_sum(const float *lane)
     return lanes_sum(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
 }
 
+/* --- many rows --- */
+
+/* 16 columns a pass. */
+FORCED void mk_wide(int R, int V, const struct mk_args *m)
+{
+    for (int u = 0; u < V; u++) {
+        __m256 acc[R_MAX][2];
+        float *c = m->c + 16 * u;
+        UNROLL(6)
+        for (int r = 0; r < R; r++)
+            UNROLL(2)
+            for (int i = 0; i < 2; i++)
+                acc[r][i] = m->al ? _mm256_mul_ps(_mm256_loadu_ps(c + r * m->ld_c + 8 * i), V8(m->al[r])) : _mm256_setzero_ps();
+        const float *a = m->a + m->k0 * m->ks, *b = (const float *)(const void *)m->b + 64 * m->k0 + 16 * u;
+        for (int64_t k = m->k0; k < m->k1; k++, a += m->ks, b += 64) {
+            __m256 v0 = _mm256_loadu_ps(b), v1 = _mm256_loadu_ps(b + 8);
+            UNROLL(6)
+            for (int r = 0; r < R; r++) {
+                __m256 q = _mm256_broadcast_ss(a + r * m->rs);
+                acc[r][0] = _mm256_fmadd_ps(q, v0, acc[r][0]);
+                acc[r][1] = _mm256_fmadd_ps(q, v1, acc[r][1]);
+            }
+        }
+        UNROLL(6)
+        for (int r = 0; r < R; r++)
+            UNROLL(2)
+            for (int i = 0; i < 2; i++) _mm256_storeu_ps(c + r * m->ld_c + 8 * i, acc[r][i]);
+    }
+}
+
+static void rows_widen(enum kv_format f, int64_t n, const uint8_t *in, float *out)
+{
+    for (int64_t i = 0; i < n; i++, in += 128, out += 64)
+        for (int u = 0; u < 4; u++) {
+            __m256 v0, v1;
+            if (f == KV_BF16) unit_load(KV_BF16, false, false, in, u, &v0, &v1);
+            else unit_load(KV_F16, false, false, in, u, &v0, &v1);
+            _mm256_storeu_ps(out + unit_col(f, false, u, 0), v0);
+            _mm256_storeu_ps(out + unit_col(f, false, u, 1), v1);
+        }
+}
+
+static bool all_finite(const float *x, int64_t n)
+{
+    const __m256i all = _mm256_set1_epi32(0x7f800000);
+    __m256i bad = _mm256_setzero_si256();
+    for (int64_t i = 0; i < n; i += 8) bad = _mm256_or_si256(bad, _mm256_cmpeq_epi32(_mm256_and_si256(load_i(x + i), all), all));
+    return _mm256_testz_si256(bad, bad) != 0;
+}
+
+static void row_finish(int64_t n, const float *x, float *y)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_add_ps(_mm256_loadu_ps(x + i), _mm256_setzero_ps()));
+    for (; i < n; i++) y[i] = x[i] + 0.0f;
+}
+
+/* Vectors of eight [j0, j1) of a row; a NaN score keeps the old maximum. */
+FORCED float row_top(const float *s, bool whole, struct range v, int j0, int j1)
+{
+    __m256 top = V8(-INFINITY);
+    UNROLL(8)
+    for (int j = j0; j < j1; j += 8) {
+        __m256 x = _mm256_loadu_ps(s + j);
+        top = _mm256_max_ps(whole ? x : _mm256_blendv_ps(V8(-INFINITY), x, visible_mask(v, j)), top);
+    }
+    return hmax(top);
+}
+
+FORCED void row_p(float *s, float *lane, bool whole, struct range v, float m1, float al, int j0, int j1)
+{
+    __m256 m = V8(m1), a = V8(al), old[2] = { _mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8) };
+    __m256 l[2] = { _mm256_mul_ps(old[0], a), _mm256_mul_ps(old[1], a) };
+    UNROLL(8)
+    for (int j = j0; j < j1; j += 8) {
+        __m256 p = exp2_neg_v(_mm256_sub_ps(_mm256_loadu_ps(s + j), m)), *to = &l[j / 8 % 2];
+        if (!whole) p = _mm256_and_ps(p, visible_mask(v, j));
+        _mm256_storeu_ps(s + j, p);
+        *to = j < ATTN_LANES ? _mm256_fmadd_ps(old[j / 8 % 2], a, p) : _mm256_add_ps(*to, p);
+    }
+    _mm256_storeu_ps(lane, l[0]);
+    _mm256_storeu_ps(lane + 8, l[1]);
+}
+
+FORCED void softmax_rows(struct many *w, struct group *g, bool whole, int j0, int j1)
+{
+    const struct range all = { 0, ATTN_TILE };
+    float dm[16] = { 0 }, *m = w->m + g->r0;
+    for (int r = 0; r < g->n; r++) {
+        struct range v = whole ? all : g->v[r];
+        if (v.lo >= v.hi) continue;
+        float e = row_top(w->s + r * ATTN_TILE, whole, v, j0, j1), m1 = e > m[r] ? e : m[r];
+        dm[r] = m[r] - m1;
+        m[r] = m1;
+    }
+    for (int r = 0; r < 16; r += 8) _mm256_storeu_ps(g->al + r, exp2_neg_v(_mm256_loadu_ps(dm + r)));
+    for (int r = 0; r < g->n; r++)
+        row_p(w->s + r * ATTN_TILE, w->lane + (g->r0 + r) * ATTN_LANES, whole, whole ? all : g->v[r], m[r], g->al[r], j0, j1);
+}
+
+static void group_softmax(struct many *w, struct group *g)
+{
+    __m256 cap = V8(w->u->softcap);
+    for (int i = 0; w->u->softcap > 0.0f && i < g->n * ATTN_TILE; i += 8) {
+        __m256 x = _mm256_mul_ps(cap, tanh_v(_mm256_div_ps(_mm256_loadu_ps(w->s + i), cap)));
+        _mm256_storeu_ps(w->s + i, _mm256_mul_ps(x, V8(0x1.715476p+0f)));
+    }
+    if (g->whole) softmax_rows(w, g, true, 0, ATTN_TILE);
+    else softmax_rows(w, g, false, g->lo / 16 * 16, (g->hi + 15) / 16 * 16);
+}
+
 static void attend_unit_avx2(const struct attn_unit *u)
 {
-    unit_run(u);
+    if (many_fits(u)) many_run(u);
+    else unit_run(u);
 }
 
 static void index_scores_avx2(const struct index_unit *u)
@@ -244,73 +356,8 @@ static void attend_finish_avx2(int64_t d, float Lt, const float *O, float *out)
     for (int64_t i = 0; i < d; i++) out[i] = O[i] * inv;
 }
 
-/* --- writing pages --- */
-
-FORCED __m256i bf16_round(__m256 f)
-{
-    __m256i u = _mm256_castps_si256(f), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(f, f, _CMP_UNORD_Q));
-    r = _mm256_blendv_epi8(r, _mm256_or_si256(u, _mm256_set1_epi32(0x400000)), nan);
-    return _mm256_srli_epi32(r, 16);
-}
-
-/* n <= 64 floats to 64 stored values in natural order, the rest zero. */
-static void row64_convert(enum kv_format f, const float *x, int64_t n, uint16_t *out)
-{
-    float t[64] = { 0 };
-    memcpy(t, x, (size_t)n * 4);
-    for (int i = 0; i < 64; i += 8) {
-        __m256 v = _mm256_loadu_ps(t + i);
-        __m128i h;
-        if (f == KV_F16) {
-            h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-        } else {
-            __m256i b = bf16_round(v);
-            h = _mm_packus_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
-        }
-        _mm_storeu_si128((__m128i *)(out + i), h);
-    }
-}
-
-static void kv_write_avx2(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area)
-{
-    if (kv_is_codes((int)f)) {
-        avx2_codes_write(f, d, i_key, k, v, area);
-        return;
-    }
-    size_t rb = row64_bytes(f);
-    int place = (i_key & ~31) + 2 * (i_key & 15) + ((i_key >> 4) & 1);
-    for (int64_t b = 0; b < d; b += 64) {
-        int64_t n = d - b < 64 ? d - b : 64;
-        uint8_t *vrow = area + (size_t)(d + b + i_key) * rb;
-        if (f == KV_F32) {
-            for (int64_t i = 0; i < n; i++) memcpy(area + (size_t)(b + i) * rb + 4 * i_key, k + b + i, 4);
-            memset(vrow, 0, rb);
-            memcpy(vrow, v + b, (size_t)n * 4);
-            continue;
-        }
-        uint16_t h[64];
-        row64_convert(f, k + b, n, h);
-        uint8_t *col = area + (size_t)b * rb + 2 * (f == KV_F16 ? i_key : place);
-        for (int64_t i = 0; i < n; i++) memcpy(col + (size_t)i * rb, h + i, 2);
-        row64_convert(f, v + b, n, h);
-        if (f == KV_F16) {
-            memcpy(vrow, h, 128);
-            continue;
-        }
-        for (int g = 0; g < 64; g += 32) {
-            __m256i lo = load_i(h + g), hi = load_i(h + g + 16);
-            __m256i a = _mm256_unpacklo_epi16(lo, hi), c = _mm256_unpackhi_epi16(lo, hi);
-            _mm256_storeu_si256((__m256i *)(vrow + 2 * g), _mm256_permute2x128_si256(a, c, 0x20));
-            _mm256_storeu_si256((__m256i *)(vrow + 2 * g + 32), _mm256_permute2x128_si256(a, c, 0x31));
-        }
-    }
-}
-
 void avx2_fill_attention(struct cpu_kernels *t)
 {
-    t->kv_write = kv_write_avx2;
     t->attend_unit = attend_unit_avx2;
     t->index_scores = index_scores_avx2;
     t->attend_merge = attend_merge_avx2;

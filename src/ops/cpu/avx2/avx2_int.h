@@ -27,6 +27,7 @@ void avx2_fill_rows(struct cpu_kernels *t);
 void avx2_fill_delta(struct cpu_kernels *t);
 void avx2_fill_lora(struct cpu_kernels *t);
 void avx2_fill_attention(struct cpu_kernels *t);
+void avx2_fill_pages(struct cpu_kernels *t);
 void avx2_fill_vocab(struct cpu_kernels *t);
 /* Pages of codes, as kv_write of the table. */
 void avx2_codes_write(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area);

@@ -11,5 +11,6 @@ void cpu_fill_avx2(struct cpu_kernels *t)
     avx2_fill_delta(t);
     avx2_fill_lora(t);
     avx2_fill_attention(t);
+    avx2_fill_pages(t);
     avx2_fill_vocab(t);
 }
