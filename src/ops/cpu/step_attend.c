@@ -267,6 +267,7 @@ static void write_inputs(const struct compiled *c, const struct plan_step *s, co
         cpu_write_inputs(c, s->outs, token_of(c, t, k * t->group), O + k * width - col0, col0, col0 + width);
 }
 
+/* Merging the first split into nothing yields what it was: it goes where the merged ones are. */
 static void run_tile(const struct compiled *c, const struct plan_step *s, const struct plan_step *rope, const struct tile *t,
                      const struct attn_scratch *a)
 {
@@ -274,9 +275,8 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
     int64_t d = s->u.attend.value_dim;
     write_kv(c, rope, t, a->q);
     load_q(c, s, rope, t, a->q);
-    for (int32_t i = 0; i < t->n_rows; i++) { a->M[i] = -INFINITY; a->Lt[i] = 0; }
-    memset(a->O, 0, (size_t)(t->n_rows * d) * sizeof(float));
-    for (int32_t sp = t->split0; sp < t->split1; sp++) {
+    run_unit(c, s, t, t->split0, a->q, a, a->M, a->Lt, a->O);
+    for (int32_t sp = t->split0 + 1; sp < t->split1; sp++) {
         run_unit(c, s, t, sp, a->q, a, a->m, a->ls, a->o);
         for (int32_t i = 0; i < t->n_rows; i++)
             k->attend_merge(d, a->m[i], a->ls[i], a->o + i * d, &a->M[i], &a->Lt[i], a->O + i * d);
