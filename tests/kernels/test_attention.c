@@ -53,6 +53,43 @@ static void test_pages(void **state)
     }
 }
 
+/* Sixteen tokens together are what they are one by one, and nothing beside them is touched. */
+static void test_pages_of_16(void **state)
+{
+    (void)state;
+    static const int dims[] = { 64, 128, 80, 96, 32, 256, 16, 112, 40 };
+    for (int c = 0; c < 108; c++) {
+        enum kv_format f = (enum kv_format)(c % 3);
+        int64_t d = dims[c / 3 % 9], ld = d + kt_below(5);
+        int first = 16 * kt_below(4);
+        size_t size = kv_head_bytes(f, d);
+        struct kt_buf want = kt_alloc(size), k = kt_alloc((size_t)(16 * ld) * 4), v = kt_alloc((size_t)(16 * ld) * 4);
+        for (int64_t i = 0; i < 16 * ld; i++) {
+            ((float *)k.p)[i] = kt_value();
+            ((float *)v.p)[i] = c % 5 == 0 && kt_below(50) == 0 ? NAN : ldexpf(kt_unit(), -kt_below(40) + 17);
+        }
+        memset(want.p, 0x5a, size);
+        for (int i = 0; i < 16; i++) plain.kv_write(f, d, first + i, (float *)k.p + i * ld, (float *)v.p + i * ld, want.p);
+        for (int l = 0; l < n_level; l++) {
+            struct kt_buf got = kt_alloc(size);
+            memset(got.p, 0x5a, size);
+            level[l].kv_write_16(f, d, first, (float *)k.p, ld, (float *)v.p, ld, got.p);
+            if (c % 5 != 0 && memcmp(want.p, got.p, size) != 0) fail_msg("%s: 16 tokens f %d d %d", level[l].level, f, (int)d);
+            for (int i = 0; i < 16; i++) {
+                float a[2][256], b[2][256];
+                plain.kv_read(f, d, first + i, want.p, a[0], a[1]);
+                plain.kv_read(f, d, first + i, got.p, b[0], b[1]);
+                kt_expect_same(a[0], b[0], (size_t)d, "key of 16");
+                kt_expect_same(a[1], b[1], (size_t)d, "value of 16");
+            }
+            kt_free(&got);
+        }
+        kt_free(&want);
+        kt_free(&k);
+        kt_free(&v);
+    }
+}
+
 /* T1.18, CFG-076: codes. An element is at most half a step from what was written, and a step is what the group's range says, but for
  * the rounding of scale and offset to bfloat16; every level writes the same bytes, and none of another token's. */
 static void test_code_pages(void **state)
@@ -383,6 +420,7 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_pages_of_16),
         cmocka_unit_test(test_code_pages),
         cmocka_unit_test(test_attention_levels),
         cmocka_unit_test(test_attention_many),

@@ -31,22 +31,62 @@ void cpu_rope_q(const struct compiled *c, const struct plan_step *s, int32_t i, 
     c->dev->kernels.scale(y, d, s->u.rope_kv.q_scale * more);
 }
 
-void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *tmp)
+/* Where K and V of head h of token i go; NULL: the engine gave no page, and the row must not go on. */
+static uint8_t *area_of(const struct compiled *c, const struct plan_step *s, int32_t i, int h)
 {
     const struct cpu_batch *b = &c->batch;
-    int64_t d = s->u.rope_kv.head_dim;
-    norm_rotate(c, s, i, cpu_row_f32(c, s->u.rope_kv.k, i) + h * d, s->u.rope_kv.k_norm, tmp);
     uint8_t *area = cpu_kv_area(c, &b->rows[b->row_of[i]], s->u.rope_kv.i_kind, s->u.rope_kv.i_in_kind, h, b->index[i]);
-    if (!area) { /* the engine gave no page: the row must not go on */
-        __atomic_store_n(&b->results[b->row_of[i]].status, MB_INTERNAL, __ATOMIC_RELAXED);
-        return;
+    if (!area) __atomic_store_n(&b->results[b->row_of[i]].status, MB_INTERNAL, __ATOMIC_RELAXED);
+    return area;
+}
+
+/* K of head h of token i into k; what V is: as it was projected, or normed, in v. */
+static const float *make_kv(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *k, float *v)
+{
+    int64_t d = s->u.rope_kv.head_dim;
+    norm_rotate(c, s, i, cpu_row_f32(c, s->u.rope_kv.k, i) + h * d, s->u.rope_kv.k_norm, k);
+    const float *x = cpu_row_f32(c, s->u.rope_kv.v, i) + h * d;
+    if (!s->u.rope_kv.v_norm) return x;
+    c->dev->kernels.rmsnorm(x, NULL, d, s->u.rope_kv.norm_eps, v);
+    return v;
+}
+
+static enum kv_format format_of(const struct compiled *c, const struct plan_step *s)
+{
+    return (enum kv_format)c->plan->kinds[s->u.rope_kv.i_kind].format;
+}
+
+void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i, int h, float *tmp)
+{
+    int64_t d = s->u.rope_kv.head_dim;
+    const float *v = make_kv(c, s, i, h, tmp, tmp + d);
+    uint8_t *area = area_of(c, s, i, h);
+    if (area) c->dev->kernels.kv_write(format_of(c, s), d, c->batch.index[i] % KV_PAGE_TOKENS, tmp, v, area);
+}
+
+/* Do tokens [i, i + 16) of the batch lie side by side in a page, from a place on where they may be written together? */
+static bool sixteen(const struct compiled *c, const struct plan_step *s, int32_t i, int32_t end)
+{
+    const struct cpu_batch *b = &c->batch;
+    return end - i >= 16 && b->row_of[i + 15] == b->row_of[i] && b->index[i] % 16 == 0 && !kv_is_codes((int)format_of(c, s));
+}
+
+/* Head h of K and V of tokens [first, end). tmp: 32 heads. */
+static void write_kv(const struct compiled *c, const struct plan_step *s, int32_t first, int32_t end, int h, float *tmp)
+{
+    int64_t d = s->u.rope_kv.head_dim, ld_v = d;
+    for (int32_t i = first, n; i < end; i += n) {
+        n = sixteen(c, s, i, end) ? 16 : 1;
+        if (n == 1) {
+            cpu_rope_kv(c, s, i, h, tmp);
+            continue;
+        }
+        const float *v = NULL;
+        for (int32_t j = n - 1; j >= 0; j--) v = make_kv(c, s, i + j, h, tmp + j * d, tmp + (16 + j) * d);
+        if (!s->u.rope_kv.v_norm) ld_v = (int64_t)(c->row_bytes[s->u.rope_kv.v] / sizeof(float));
+        uint8_t *area = area_of(c, s, i, h);
+        if (area) c->dev->kernels.kv_write_16(format_of(c, s), d, c->batch.index[i] % KV_PAGE_TOKENS, tmp, d, v, ld_v, area);
     }
-    const float *v = cpu_row_f32(c, s->u.rope_kv.v, i) + h * d;
-    if (s->u.rope_kv.v_norm) {
-        c->dev->kernels.rmsnorm(v, NULL, d, s->u.rope_kv.norm_eps, tmp + d);
-        v = tmp + d;
-    }
-    c->dev->kernels.kv_write((enum kv_format)c->plan->kinds[s->u.rope_kv.i_kind].format, d, b->index[i] % KV_PAGE_TOKENS, tmp, v, area);
 }
 
 /* Tokens of a tile: one head of a stretch of a page's lines. Heads innermost: a thread's share has some of q and some of K and V, which
@@ -82,8 +122,7 @@ void cpu_rope_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile,
     int h = (int)(i_tile % n_heads(p)), n_q = q_heads(p);
     int32_t first = (int32_t)(i_tile / n_heads(p)) * ROPE_TILE;
     int32_t end = first + ROPE_TILE < c->batch.m ? first + ROPE_TILE : c->batch.m;
-    for (int32_t i = first; i < end; i++) {
-        if (h < n_q) cpu_rope_q(c, s, i, h, cpu_row_f32(c, s->out, i) + (int64_t)h * s->u.rope_kv.head_dim);
-        else cpu_rope_kv(c, s, i, h - n_q, (float *)c->thread_scratch[i_thread]);
-    }
+    if (h >= n_q) write_kv(c, s, first, end, h - n_q, (float *)c->thread_scratch[i_thread]);
+    for (int32_t i = first; i < end && h < n_q; i++)
+        cpu_rope_q(c, s, i, h, cpu_row_f32(c, s->out, i) + (int64_t)h * s->u.rope_kv.head_dim);
 }

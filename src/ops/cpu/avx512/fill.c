@@ -1,4 +1,4 @@
-/* fill.c (avx512): the level's part of the table; vocabulary and pages stay with the AVX2 code, which is bound by memory or small there. */
+/* fill.c (avx512): the level's part of the table; vocabulary and codes stay with the AVX2 code, which is bound by memory or small there. */
 #include "ops/cpu/avx512/avx512_int.h"
 
 void cpu_fill_avx512(struct cpu_kernels *t)
@@ -11,4 +11,5 @@ void cpu_fill_avx512(struct cpu_kernels *t)
     avx512_fill_lora(t);
     avx512_fill_delta(t);
     avx512_fill_attention(t);
+    avx512_fill_pages(t);
 }
