@@ -6,8 +6,8 @@
  * On one thread all of it is processor time.
  * A prefill is measured twice: `first` touches buffers and pages that nobody has used yet; `warm`: the others, the median in all, of each
  * kind the least.
- * A decode step: N_TOKENS at once, each drawn for, which costs what as many requests cost, but for their attention.
- * Usage: bench_steps DIR TIER(l1|l2|f32) THREADS N_PROMPT [N_DECODE, 16] [LEVEL|-] [N_TOKENS, 1]
+ * A decode step: N_ROWS requests at once, each one token behind N_PROMPT keys of its own, which mean nothing.
+ * Usage: bench_steps DIR TIER(l1|l2|f32) THREADS N_PROMPT [N_DECODE, 16] [LEVEL|-] [N_ROWS, 1]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@
 #define THREADS_MAX 256
 #define KINDS_MAX 64
 #define REPEATS 5
-#define TOKENS_MAX 64
+#define ROWS_MAX 64
 
 struct timed_pass {
     cpu_open_fn open;
@@ -163,10 +163,22 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The requests of a decode step. */
+struct requests {
+    struct seq_state seq[ROWS_MAX];
+    struct row row[ROWS_MAX];
+    struct row_result result[ROWS_MAX];
+    struct draw draw[ROWS_MAX];
+    struct sample_pos pos[ROWS_MAX];
+    struct sample_params greedy;
+};
+
 struct run {
     struct direct *d;
+    struct model *model;
     const int32_t *ids;
-    int32_t n_prompt, n_decode, n_tokens;
+    int32_t n_prompt, n_decode, n_rows;
+    struct requests *requests;
 };
 
 static mb_status run_ids(const struct run *r, const int32_t *ids, int32_t n, struct draw *draws, mb_error *err)
@@ -187,11 +199,42 @@ static mb_status prefill(const struct run *r, double *ms, mb_error *err)
     return MB_OK;
 }
 
+/* Pages for every request, one after the other from the pool's first on, touched; false: no memory. */
+static bool requests_init(struct requests *q, struct device *dev, const struct plan *p, int32_t n_rows, int32_t n_tokens)
+{
+    int32_t n_page = n_tokens / KV_PAGE_TOKENS + 1, unit = 0;
+    q->greedy.n_vocab_live = p->n_vocab;
+    for (int32_t r = 0; r < n_rows; r++)
+        for (int k = 0; k < p->n_kinds; k++) {
+            struct kv_table *t = &q->seq[r].kind[k];
+            *t = (struct kv_table){ .page = malloc((size_t)n_page * sizeof(int32_t)), .n_page = n_page, .cap = n_page };
+            if (!t->page) return false;
+            for (int32_t j = 0; j < n_page; j++, unit += (int32_t)(p->kinds[k].page_bytes / KV_PAGE_UNIT)) t->page[j] = unit;
+        }
+    memset(dev->kv, 1, (size_t)unit * KV_PAGE_UNIT);
+    return true;
+}
+
+static mb_status decode_step(const struct run *r, int32_t i_first, mb_error *err)
+{
+    struct requests *q = r->requests;
+    for (int32_t i = 0; i < r->n_rows; i++) {
+        q->pos[i] = (struct sample_pos){ .params = &q->greedy, .history = r->ids, .n_history = 1, .index = i_first + 1, .target = -1 };
+        q->row[i] = (struct row){ .seq = &q->seq[i], .i_first = i_first, .n = 1, .ids = &r->ids[i % r->n_prompt], .draw = DRAW_LAST, .draws = &q->pos[i] };
+        q->result[i] = (struct row_result){ .draws = &q->draw[i] };
+    }
+    MB_TRY(ops_cpu.submit(model_compiled(r->model), q->row, r->n_rows, q->result, err));
+    MB_TRY(ops_cpu.collect(model_compiled(r->model), err));
+    close_open_pass();
+    for (int32_t i = 0; i < r->n_rows; i++) q->seq[i].n_committed = i_first + 1;
+    return MB_OK;
+}
+
 static mb_status decode(const struct run *r, double *ms, mb_error *err)
 {
-    struct draw draws[TOKENS_MAX];
     int64_t t0 = now_ns();
-    for (int32_t i = 0; i < r->n_decode; i++) MB_TRY(run_ids(r, r->ids, r->n_tokens, draws, err));
+    MB_TRY(model_reserve_positions(r->model, r->n_prompt + r->n_decode, err));
+    for (int32_t i = 0; i < r->n_decode; i++) MB_TRY(decode_step(r, r->n_prompt + i, err));
     *ms = (double)(now_ns() - t0) * 1e-6 / r->n_decode;
     return MB_OK;
 }
@@ -225,26 +268,31 @@ int main(int argc, char **argv)
     struct direct *d;
     mb_error err = { 0 };
     if (argc < 5) {
-        fprintf(stderr, "usage: bench_steps DIR l1|l2|f32 THREADS N_PROMPT [N_DECODE] [LEVEL|-] [N_TOKENS]\n");
+        fprintf(stderr, "usage: bench_steps DIR l1|l2|f32 THREADS N_PROMPT [N_DECODE] [LEVEL|-] [N_ROWS]\n");
         return 2;
     }
     int n_threads = atoi(argv[3]);
     one = n_threads == 1;
-    int32_t n_prompt = atoi(argv[4]), n_decode = argc > 5 ? atoi(argv[5]) : 16, n_tokens = argc > 7 ? atoi(argv[7]) : 1;
-    if (n_tokens < 1 || n_tokens > TOKENS_MAX || n_tokens > n_prompt) n_tokens = 1;
+    int32_t n_prompt = atoi(argv[4]), n_decode = argc > 5 ? atoi(argv[5]) : 16, n_rows = argc > 7 ? atoi(argv[7]) : 1;
+    if (n_rows < 1 || n_rows > ROWS_MAX) n_rows = 1;
     struct device_options dopt = { .n_threads = n_threads, .cpu_level = argc > 6 && strcmp(argv[6], "-") != 0 ? argv[6] : NULL, .n_ranks = 1 };
     struct model_options mopt = { .ops = &ops_cpu, .tier = strcmp(argv[2], "l2") == 0 ? TIER_L2 : strcmp(argv[2], "f32") == 0 ? TIER_F32 : TIER_L1,
-                                  .kv_format = -1, .n_rows_max = 1 };
+                                  .kv_format = -1, .n_rows_max = n_rows };
     if (ops_cpu.device_open(&dev, &dopt, &err) != MB_OK) return fail(&err);
     mopt.device = dev;
-    if (model_open(&model, argv[1], &mopt, &err) != MB_OK || direct_open(&d, model, n_prompt + n_decode * n_tokens + 1, &err) != MB_OK) return fail(&err);
+    if (model_open(&model, argv[1], &mopt, &err) != MB_OK || direct_open(&d, model, (n_prompt + n_decode + KV_PAGE_TOKENS) * n_rows, &err) != MB_OK) return fail(&err);
     int32_t n_vocab = model_plan_get(model)->n_vocab, *ids = malloc((size_t)n_prompt * sizeof *ids);
     if (!ids || !passes_wrap(model_compiled(model))) return 1;
     for (int32_t i = 0; i < n_prompt; i++) ids[i] = (i * 37 + 11) % n_vocab;
-    struct run r = { d, ids, n_prompt, n_decode, n_tokens };
+    struct requests *q = calloc(1, sizeof *q);
+    if (!q || !requests_init(q, dev, model_plan_get(model), n_rows, n_prompt + n_decode)) return 1;
+    struct run r = { d, model, ids, n_prompt, n_decode, n_rows, q };
     mb_status st = measure(&r, n_threads, &err);
     free(ids);
     free(passes);
+    for (int i = 0; i < n_rows; i++)
+        for (int k = 0; k < KV_MAX_KINDS; k++) free(q->seq[i].kind[k].page);
+    free(q);
     direct_close(d);
     model_close(model);
     ops_cpu.device_close(dev);
