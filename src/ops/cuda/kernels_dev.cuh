@@ -294,39 +294,57 @@ static __host__ __forceinline__ void ck_fill_out(struct ck_out *o, const struct 
     *o = v;
 }
 
-/* Of a multiprocessor's memory, shared are the bytes of the blocks that are to fit, with what each takes besides; the rest is cache. */
-template <typename... P> static int ck_share(void (*kernel)(P...), int blocks, size_t smem)
+/* How a kernel is launched; shared_percent: how much of a multiprocessor's memory is to be shared memory, the rest is cache; 0: the driver's choice. */
+struct ck_shape {
+    dim3 grid;
+    unsigned cluster; /* blocks along x */
+    int threads;
+    size_t smem;
+    unsigned shared_percent;
+};
+/* For so many blocks, with what each takes besides. */
+static inline unsigned ck_shared_percent(int blocks, size_t smem)
 {
-    int percent = (int)(((smem + 1280) * (size_t)blocks) * 100 / (228 * 1024)) + 1;
-    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent < 100 ? percent : 100);
+    size_t percent = (smem + 1280) * (size_t)blocks * 100 / (228 * 1024) + 1;
+    return percent < 100 ? (unsigned)percent : 100u;
 }
 
-/* Launch with or without the programmatic attribute, in clusters of so many blocks along x. */
+/* With or without the programmatic attribute. */
 template <typename... P, typename... A>
-static int ck_launch_cluster(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, unsigned cluster, int threads, size_t smem, cudaStream_t st, A... args)
+static int ck_launch_shape(const struct ck_ctx *c, void (*kernel)(P...), struct ck_shape s, cudaStream_t st, A... args)
 {
     cudaLaunchConfig_t cfg = {};
-    cudaLaunchAttribute attr[2];
-    cfg.gridDim = grid;
-    cfg.blockDim = dim3((unsigned)threads);
-    cfg.dynamicSmemBytes = smem;
+    cudaLaunchAttribute attr[3];
+    cfg.gridDim = s.grid;
+    cfg.blockDim = dim3((unsigned)s.threads);
+    cfg.dynamicSmemBytes = s.smem;
     cfg.stream = st;
     cfg.attrs = attr;
     if (c->pdl && c->major >= 9) {
         attr[cfg.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attr[cfg.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
-    if (cluster > 1) {
+    if (s.cluster > 1) {
         attr[cfg.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attr[cfg.numAttrs].val.clusterDim.x = cluster;
+        attr[cfg.numAttrs].val.clusterDim.x = s.cluster;
         attr[cfg.numAttrs].val.clusterDim.y = 1;
         attr[cfg.numAttrs++].val.clusterDim.z = 1;
     }
-    if (smem > 48 * 1024) {
-        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    if (s.shared_percent > 0) {
+        attr[cfg.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+        attr[cfg.numAttrs++].val.sharedMemCarveout = s.shared_percent;
+    }
+    if (s.smem > 48 * 1024) {
+        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)s.smem);
         if (e != cudaSuccess) return (int)e;
     }
     return (int)cudaLaunchKernelEx(&cfg, kernel, P(args)...);
+}
+/* In clusters of so many blocks along x. */
+template <typename... P, typename... A>
+static int ck_launch_cluster(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, unsigned cluster, int threads, size_t smem, cudaStream_t st, A... args)
+{
+    return ck_launch_shape(c, kernel, ck_shape{ grid, cluster, threads, smem, 0u }, st, args...);
 }
 template <typename... P, typename... A>
 static int ck_launch(const struct ck_ctx *c, void (*kernel)(P...), dim3 grid, int threads, size_t smem, cudaStream_t st, A... args)

@@ -184,12 +184,12 @@ template <int FMT, int NS, int NT, int RT> struct ring {
         n_sum = NT == 4 ? 4 : 1,      /* warps that add leaf sums */
         threads = (WARPS + 1 + n_sum) * 32,
         tile = ck_tile_size<FMT, NS>(),
-        most = NT == 4 ? 1152 : 2304, /* bytes; of many tokens a tile takes long, and their values need the registers */
+        near = NT == 1 && FMT == CK_Q4, /* x is to stay in the first-level cache, which has what shared memory leaves: see launch */
+        most = NT == 4 || (near && RT == 1) ? 1152 : 2304, /* bytes; of many tokens a tile takes long, and their values need the registers */
         stage = most / (RT * tile) > 0 ? most / (RT * tile) : 1, /* tiles of a leaf in a stage */
         leaf = RT * stage * tile,
         slot = WARPS * leaf,
         red = WARPS * RT * NT * 512,
-        near = NT == 1 && FMT == CK_Q4, /* x is to stay in the first-level cache, which has what shared memory leaves: see launch */
         n_red = NT * RT > 4 || (near && RT == 2) ? 1 : 2,
         room = (near ? 64 : blocks == 2 ? 100 : 200) * 1024,
         fit = (room - n_red * red) / slot,
@@ -342,7 +342,7 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FM
 {
 #if __CUDA_ARCH__ >= 900
     using R = ring<FMT, NS, NT, RT>;
-    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth, AHEAD = NT == 1 ? STAGE : 1;
+    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth, AHEAD = NT == 1 && !(R::near && GLU) ? STAGE : 1;
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ float norm_warps[16];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, token0 = (int)blockIdx.y * NT * 8;
@@ -466,11 +466,9 @@ template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const str
     dim3 grid((unsigned)(a.n_units < most ? a.n_units : most), (unsigned)tokens);
     size_t smem = R::bytes;
     if (a.x.norm_in) smem = (size_t)(R::bytes + 127) / 128 * 128 + (size_t)a.m * (size_t)CK_NORM_LD(a.x.k_pad) * sizeof(__half);
-    if (R::near && c->major >= 9) { /* x of 8 tokens (64 KB for k of 4,096) then comes from the second level once a multiprocessor, not once a unit */
-        int e = ck_share(ring_kernel<FMT, NS, NT, RT, GLU>, R::blocks, smem);
-        if (e) return e;
-    }
-    if (c->major >= 9) return ck_launch(c, ring_kernel<FMT, NS, NT, RT, GLU>, grid, R::threads, smem, st, a);
+    /* x of 8 tokens (64 KB for k of 4,096) then comes from the second level once a multiprocessor, not once a unit; a smaller one always does. */
+    unsigned shared = R::near && a.m > 2 && a.x.k_pad >= 2048 ? ck_shared_percent(R::blocks, smem) : 0u;
+    if (c->major >= 9) return ck_launch_shape(c, ring_kernel<FMT, NS, NT, RT, GLU>, ck_shape{ grid, 1u, R::threads, smem, shared }, st, a);
     if constexpr (RT == (GLU ? 2 : 1)) return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
     else return (int)cudaErrorInvalidValue; /* launch_nt asks for no other before sm_90 */
 }
