@@ -29,6 +29,12 @@ static bool experts_run(const struct plan_step *s)
            gate->w.n_scale == up->w.n_scale;
 }
 
+/* What a warp chooses among (steps_moe.cu). */
+static bool route_runs(const struct plan_step *s)
+{
+    return s->u.route.n_expert <= 1024 && s->u.route.top_k <= 32 && s->u.route.n_group <= 32;
+}
+
 /* A head's state must fit a block's shared memory everywhere. */
 static bool delta_runs(const struct plan_step *s)
 {
@@ -41,6 +47,7 @@ static mb_status check_step(const struct plan_step *s, mb_error *err)
     if (s->op == STEP_ROPE_KV && s->u.rope_kv.q_steps) return refuse(s, "queries that grow with their position do", err);
     if (s->op == STEP_DELTA && !delta_runs(s)) return refuse(s, "gated delta nets with heads of more than 128 values do", err);
     if (s->op == STEP_EXPERTS && !experts_run(s)) return refuse(s, "experts whose matrices do not end with a tile of 16 rows do", err);
+    if (s->op == STEP_ROUTE && !route_runs(s)) return refuse(s, "more than 1,024 experts, or 32 for a token, do", err);
     if (s->op == STEP_NORM && s->u.norm.bias) return refuse(s, "layer norms do", err);
     if (s->op == STEP_GLU && s->u.glu.up < 0) return refuse(s, "an MLP without a gate does", err);
     if (s->op == STEP_ATTEND && !s->u.attend.causal) return refuse(s, "attention that is not causal does", err);

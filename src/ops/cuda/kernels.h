@@ -92,8 +92,9 @@ int ck_gather(const struct ck_ctx *c, const struct ck_weight *w, const int32_t *
 /* --- linear inputs --- */
 
 /* CK_X_ROWS: [token][k_pad] f16. CK_X_TILES: blocks of 128 tokens in the order of the shared-memory tiles (kernels_dev.cuh:
- * ck_x_off). Whoever writes an input writes k in [k, k_pad) as zeros; tokens beyond m need not be written. */
-enum ck_x_layout { CK_X_ROWS = 0, CK_X_TILES };
+ * ck_x_off). CK_X_PIECES: the same for experts, in blocks of CK_PIECE_TILE, one for each piece. Whoever writes an input writes k in [k, k_pad)
+ * as zeros; tokens beyond m need not be written. */
+enum ck_x_layout { CK_X_ROWS = 0, CK_X_TILES, CK_X_PIECES };
 #define CK_X_ROWS_MAX 64
 struct ck_x {
     void *v;
@@ -149,7 +150,7 @@ struct ck_piece {
     int32_t expert, first, n; /* its slots: slots[first .. first + n) */
     int32_t unused;           /* 16 bytes, one load */
 };
-#define CK_PIECE_TILE 128     /* slots of a piece of a prompt: a block of tokens of CK_X_TILES */
+#define CK_PIECE_TILE 64      /* slots of a piece of a prompt */
 struct ck_expert_list {
     int32_t most;             /* slots of a piece at most (ck_experts_most); 1: piece i is slot i */
     struct ck_piece *pieces;  /* [ck_experts_pieces] */
@@ -162,8 +163,7 @@ struct ck_experts {
     int32_t m, top_k, n_expert;
 };
 /* Slots of a piece for such a batch. 1: few tokens, whose sums ck_experts_down_sum takes with the products. CK_PIECE_TILE: a prompt, whose
- * linear inputs are CK_X_TILES with a block of tokens for each piece (steps.h: cs_gather_pieces). Else they are CK_X_ROWS: x the batch's, down's
- * with a row for each slot. */
+ * linear inputs are CK_X_PIECES (steps.h: cs_gather_pieces). Else they are CK_X_ROWS: x the batch's, down's with a row for each slot. */
 int ck_experts_most(const struct ck_ctx *c, int m, int top_k, int n_expert);
 size_t ck_experts_pieces(int m_max, int top_k, int n_expert);                        /* that a batch may have */
 size_t ck_experts_rows(const struct ck_ctx *c, int m_max, int top_k, int n_expert);  /* of the linear inputs that are not the batch's */

@@ -10,7 +10,8 @@
 #include "ops/cuda/kernels_int.h"
 
 #define WARPS CK_LEAVES
-#define ALONE 4 /* tokens of a batch whose slots are pieces */
+#define ALONE 2      /* tokens of a batch whose slots are pieces */
+#define ALONE_MAX 32 /* of the experts of such a token */
 
 struct experts_args {
     struct ck_out part[2];      /* the stacks, n: rows of an expert; gate and up, or down */
@@ -18,31 +19,36 @@ struct experts_args {
     struct ck_expert_list list;
     struct ck_expert_sum sum;
     int n_row_unit, n_ktile;
+    int n_unit;                 /* -1: as many as pieces make */
     int per, top_k;             /* slot / per is its row of x */
     int glu;
 };
 
-/* Where a block is: unit after unit, of a token its experts in turn when sums are taken here. */
+/* Where a block is: unit after unit, of a token its experts in turn when sums are taken here. i: the piece or token, u: its row unit. */
 template <bool SUM> struct walk {
-    int unit, j, n_unit, per, top_k;
+    int unit, j, i, u, n_unit, per, top_k;
     __device__ __forceinline__ walk(const struct experts_args &a)
     {
-        unit = (int)blockIdx.x;
-        j = 0;
         per = a.n_row_unit;
-        top_k = SUM ? a.top_k : 1;
-        n_unit = *a.list.n_piece / top_k * per;
+        top_k = a.top_k;
+        n_unit = a.n_unit >= 0 ? a.n_unit : *a.list.n_piece * per;
+        unit = (int)blockIdx.x;
+        begin();
+    }
+    __device__ __forceinline__ void begin(void)
+    {
+        j = 0;
+        i = unit / per;
+        u = unit - i * per;
     }
     __device__ __forceinline__ bool on(void) const { return unit < n_unit; }
     __device__ __forceinline__ void next(void)
     {
         if (SUM && ++j < top_k) return;
-        j = 0;
         unit += (int)gridDim.x;
+        begin();
     }
-    __device__ __forceinline__ int token(void) const { return unit / per; }
-    __device__ __forceinline__ int piece(void) const { return unit / per * top_k + j; }
-    __device__ __forceinline__ int rows(void) const { return unit % per; }
+    __device__ __forceinline__ int piece(void) const { return SUM ? i * top_k + j : i; }
 };
 
 static __device__ __forceinline__ struct ck_piece piece_at(const struct experts_args &a, int i)
@@ -65,12 +71,17 @@ static __device__ __forceinline__ const uint8_t *unit_tiles(const struct experts
 /* Where the columns of this lane begin in x: -1 for none. Lane l has columns 8 q + l / 4. */
 template <int NT> static __device__ __forceinline__ void columns_of(const struct experts_args &a, int i_piece, int lane, int (&at)[NT])
 {
+#pragma unroll
+    for (int q = 0; q < NT; q++) at[q] = -1;
+    if (a.list.most == 1) {
+        if (lane < 4) at[0] = i_piece / a.per * (int)a.x.k_pad;
+        return;
+    }
     const struct ck_piece p = piece_at(a, i_piece);
 #pragma unroll
     for (int q = 0; q < NT; q++) {
         const int col = q * 8 + (lane >> 2);
-        at[q] = -1;
-        if (col < p.n) at[q] = (a.list.most == 1 ? p.first : a.list.slots[p.first + col]) / a.per * (int)a.x.k_pad;
+        if (col < p.n) at[q] = a.list.slots[p.first + col] / a.per * (int)a.x.k_pad;
     }
 }
 
@@ -103,23 +114,25 @@ static __device__ __forceinline__ void tile_product(float (&acc)[RT][NT][4], con
         }
 }
 
-/* What the leaf sums of a unit meet, loaded ahead of them: factors of its rows, where its columns go. */
+/* The stack as its expert sees it. */
+static __device__ __forceinline__ struct ck_out part_of(const struct experts_args &a, int p, int expert)
+{
+    struct ck_out o = a.part[p];
+    o.row_scale += (int64_t)expert * o.n;
+    if (o.bias) o.bias += (int64_t)expert * o.n;
+    return o;
+}
+
+/* What the leaf sums of a unit meet, loaded a unit ahead of them: factors of its rows, where its columns go. */
 template <int NT, int RT, bool GLU> struct unit_ends {
     enum { OUT = GLU ? RT / 2 : RT };
-    struct ck_out o, up; /* of the expert */
     struct ck_row rows[OUT][2], ups[OUT][2];
     int slot[NT][2];     /* -1: no column */
     /* every, part: column eighths q with q % every == part. */
-    __device__ __forceinline__ void load(const struct experts_args &a, const struct ck_piece &p, int u, int every, int part, int l)
+    __device__ __forceinline__ void load(const struct experts_args &a, int i_piece, int u, int every, int part, int l)
     {
-        o = a.part[0];
-        o.row_scale += (int64_t)p.expert * o.n;
-        if (o.bias) o.bias += (int64_t)p.expert * o.n;
-        if (GLU) {
-            up = a.part[1];
-            up.row_scale += (int64_t)p.expert * up.n;
-            if (up.bias) up.bias += (int64_t)p.expert * up.n;
-        }
+        const struct ck_piece p = piece_at(a, i_piece);
+        const struct ck_out o = part_of(a, 0, p.expert), up = part_of(a, GLU ? 1 : 0, p.expert);
 #pragma unroll
         for (int r = 0; r < OUT; r++)
 #pragma unroll
@@ -134,7 +147,7 @@ template <int NT, int RT, bool GLU> struct unit_ends {
             for (int e = 0; e < 2; e++) {
                 const int col = q * 8 + (l & 3) * 2 + e;
                 slot[q][e] = -1;
-                if (q % every == part && col < p.n) slot[q][e] = a.list.most == 1 ? p.first : a.list.slots[p.first + col];
+                if (q % every == part && col < p.n) slot[q][e] = a.list.most == 1 ? i_piece : a.list.slots[p.first + col];
             }
     }
 };
@@ -170,9 +183,9 @@ static __device__ __forceinline__ void unit_out(const struct experts_args &a, co
             const int rr = row + (e >> 1) * 8, slot = ends.slot[q][e & 1];
             if (slot < 0) continue;
             if (!GLU) {
-                if (rr < ends.o.n) ends.o.y[(int64_t)slot * ends.o.ld_y + rr] = ck_out_linear(ends.o, ends.rows[r][e >> 1], s[e]);
+                if (rr < a.part[0].n) a.part[0].y[(int64_t)slot * a.part[0].ld_y + rr] = ck_out_linear(a.part[0], ends.rows[r][e >> 1], s[e]);
             } else if (rr < a.out.k_pad) {
-                const float v = ck_glu_value(ends.o, ends.up, a.glu, inv, ends.rows[r][e >> 1], ends.ups[r][e >> 1], rr, s[e], t[e]);
+                const float v = ck_glu_value(a.part[0], a.part[1], a.glu, inv, ends.rows[r][e >> 1], ends.ups[r][e >> 1], rr, s[e], t[e]);
                 ((__half *)a.out.v)[(int64_t)slot * a.out.k_pad + rr] = __float2half_rn(v);
             }
         }
@@ -198,7 +211,7 @@ static __global__ void __launch_bounds__(WARPS * 32) experts_kernel(const __grid
             ck_lane_tile<FMT, NS> w[RT];
             uint4 x[NT][2] = {};
 #pragma unroll
-            for (int r = 0; r < RT; r++) w[r].load(unit_tiles<FMT, NS, RT, GLU>(a, p.expert, at.rows(), r) + (int64_t)g * tile_bytes, lane);
+            for (int r = 0; r < RT; r++) w[r].load(unit_tiles<FMT, NS, RT, GLU>(a, p.expert, at.u, r) + (int64_t)g * tile_bytes, lane);
             x_load<NT>(x, xv, cols, g * 64, true);
             tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
         }
@@ -209,8 +222,8 @@ static __global__ void __launch_bounds__(WARPS * 32) experts_kernel(const __grid
         __syncthreads();
         if (warp < NT) {
             struct unit_ends<NT, RT, GLU> ends;
-            ends.load(a, p, at.rows(), 1, 0, lane);
-            unit_out<NT, RT, GLU>(a, ends, red, at.rows(), warp, lane);
+            ends.load(a, at.piece(), at.u, 1, 0, lane);
+            unit_out<NT, RT, GLU>(a, ends, red, at.u, warp, lane);
         }
         __syncthreads();
     }
@@ -253,7 +266,7 @@ static __device__ __forceinline__ void ring_bring(const struct experts_args &a, 
         const int expert = a.list.pieces[at.piece()].expert;
         const uint8_t *src[RT];
 #pragma unroll
-        for (int r = 0; r < RT; r++) src[r] = unit_tiles<FMT, NS, RT, GLU>(a, expert, at.rows(), r) + (int64_t)first * R::tile;
+        for (int r = 0; r < RT; r++) src[r] = unit_tiles<FMT, NS, RT, GLU>(a, expert, at.u, r) + (int64_t)first * R::tile;
         if (at.unit + (int)gridDim.x >= at.n_unit) ck_pdl_launch();
         for (int s = 0; s < n_stage; s++) {
             const int left = n_tile - s * R::stage, n = left < R::stage ? left : R::stage;
@@ -272,59 +285,90 @@ static __device__ __forceinline__ void ring_bring(const struct experts_args &a, 
     }
 }
 
-/* A token's experts in rising id: the lanes of column 0 hold rows l / 4 and 8 more. */
-template <int NT, int RT>
-static __device__ __forceinline__ void sum_experts(const struct experts_args &a, const walk<true> &at, const struct unit_ends<NT, RT, false> &ends,
-                                                   const float4 (*red)[RT][NT][32], float weight, const float (&old)[2], float (&acc)[2], int l)
-{
-    const float4 s = leaves_of<NT, RT>(red, 0, 0, l);
-    const float y[2] = { ck_out_linear(ends.o, ends.rows[0][0], s.x), ck_out_linear(ends.o, ends.rows[0][1], s.z) };
-#pragma unroll
-    for (int h = 0; h < 2; h++) acc[h] = __fadd_rn(at.j == 0 ? 0.0f : acc[h], __fmul_rn(weight, y[h]));
-    if (at.j + 1 < at.top_k || (l & 3) != 0) return;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int row = at.rows() * 16 + (l >> 2) + 8 * h;
-        if (row < ends.o.n) ck_expert_sum_out(a.sum, at.token(), row, acc[h], old[h]);
-    }
-}
-
 /* Adds the leaf sums of every unit; of the warps that do, number `part`. */
-template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
+template <int FMT, int NS, int NT, int RT, bool GLU>
 static __device__ __forceinline__ void ring_sum(const struct experts_args &a, const float4 (*red)[WARPS][RT][NT][32], uint32_t red_full, uint32_t red_empty,
                                                 int part, int lane)
 {
-    using R = ring<FMT, NS, NT, RT, SUM>;
+    using R = ring<FMT, NS, NT, RT, false>;
+    struct unit_ends<NT, RT, GLU> ends, then;
     int b = 0;
     uint32_t phase = 0;
-    float acc[2] = { 0.0f, 0.0f }, old[2] = { 0.0f, 0.0f };
     ck_pdl_wait();
-    for (walk<SUM> at(a); at.on(); at.next()) {
-        struct unit_ends<NT, RT, GLU> ends;
-        float weight = 0.0f;
-        ends.load(a, piece_at(a, at.piece()), at.rows(), R::n_sum, part, lane);
-        if constexpr (SUM) {
-            weight = a.sum.route[at.token() * a.sum.ld_route + a.top_k + at.j];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int row = at.rows() * 16 + (lane >> 2) + 8 * h;
-                if (at.j == 0) old[h] = a.sum.add && row < ends.o.n ? a.sum.out[at.token() * a.sum.ld_out + row] : 0.0f;
-            }
-        }
+    walk<false> at(a);
+    if (at.on()) then.load(a, at.piece(), at.u, R::n_sum, part, lane);
+    while (at.on()) {
+        const int u = at.u;
+        ends = then;
+        at.next();
+        if (at.on()) then.load(a, at.piece(), at.u, R::n_sum, part, lane);
         ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
-        if constexpr (SUM) {
-            sum_experts<NT, RT>(a, at, ends, red[b], weight, old, acc, lane);
-        } else {
 #pragma unroll
-            for (int q = 0; q < NT; q++)
-                if (q % R::n_sum == part) unit_out<NT, RT, GLU>(a, ends, red[b], at.rows(), q, lane);
-        }
+        for (int q = 0; q < NT; q++)
+            if (q % R::n_sum == part) unit_out<NT, RT, GLU>(a, ends, red[b], u, q, lane);
         __syncwarp();
         if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
         if (++b == R::n_red) {
             b = 0;
             phase ^= 1;
         }
+    }
+}
+
+/* Of a row tile's token, what all its experts bring, to shared memory: factors and biases of 16 rows each. Lane j returns the weight of
+ * expert j. */
+static __device__ __forceinline__ float token_ends(const struct experts_args &a, int token, int u, float *factor, float *bias, int lane)
+{
+    const float *route = a.sum.route + token * a.sum.ld_route;
+    const int expert = lane < a.top_k ? (int)route[lane] : 0;
+    const float weight = lane < a.top_k ? route[a.top_k + lane] : 0.0f;
+#pragma unroll 4
+    for (int i = lane; i < (a.top_k * 16 + 31) / 32 * 32; i += 32) {
+        const int e = __shfl_sync(0xffffffffu, expert, i >> 4);
+        const struct ck_row r = ck_row_load(part_of(a, 0, e), a.x.mul, u * 16 + (i & 15));
+        factor[i] = r.factor;
+        bias[i] = r.bias;
+    }
+    __syncwarp();
+    return weight;
+}
+
+/* The same for a token's experts in rising id: the lanes of column 0 hold rows l / 4 and 8 more. */
+template <int FMT, int NS>
+static __device__ __forceinline__ void ring_sum_experts(const struct experts_args &a, const float4 (*red)[WARPS][1][1][32], uint32_t red_full, uint32_t red_empty,
+                                                        float *factor, float *bias, int lane)
+{
+    int b = 0;
+    uint32_t phase = 0;
+    ck_pdl_wait();
+    for (walk<true> at(a); at.on();) {
+        const int row0 = at.u * 16 + (lane >> 2), token = at.i;
+        const bool mine = (lane & 3) == 0;
+        const float weight = token_ends(a, token, at.u, factor, bias, lane);
+        float old[2], acc[2] = { 0.0f, 0.0f };
+#pragma unroll
+        for (int h = 0; h < 2; h++) old[h] = mine && a.sum.add && row0 + 8 * h < a.part[0].n ? a.sum.out[token * a.sum.ld_out + row0 + 8 * h] : 0.0f;
+        for (int j = 0; j < a.top_k; j++) {
+            const float w = __shfl_sync(0xffffffffu, weight, j);
+            struct ck_row rows[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) rows[h] = { factor[j * 16 + (lane >> 2) + 8 * h], bias[j * 16 + (lane >> 2) + 8 * h] };
+            ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
+            const float4 s = leaves_of<1, 1>(red[b], 0, 0, lane);
+            acc[0] = __fadd_rn(acc[0], __fmul_rn(w, ck_out_linear(a.part[0], rows[0], s.x)));
+            acc[1] = __fadd_rn(acc[1], __fmul_rn(w, ck_out_linear(a.part[0], rows[1], s.z)));
+            __syncwarp();
+            if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
+            if (++b == ring<FMT, NS, 1, 1, true>::n_red) {
+                b = 0;
+                phase ^= 1;
+            }
+            at.next();
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (mine && row0 + 8 * h < a.part[0].n) ck_expert_sum_out(a.sum, token, row0 + 8 * h, acc[h], old[h]);
+        __syncwarp();
     }
 }
 #endif
@@ -361,7 +405,12 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT, SUM>::threads, ri
         return;
     }
     if (warp > WARPS) {
-        ring_sum<FMT, NS, NT, RT, GLU, SUM>(a, red, red_full, red_empty, warp - WARPS - 1, lane);
+        if constexpr (SUM) {
+            __shared__ float factor[ALONE_MAX * 16], bias[ALONE_MAX * 16];
+            ring_sum_experts<FMT, NS>(a, red, red_full, red_empty, factor, bias, lane);
+        } else {
+            ring_sum<FMT, NS, NT, RT, GLU>(a, red, red_full, red_empty, warp - WARPS - 1, lane);
+        }
         return;
     }
 
@@ -445,7 +494,7 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT, SUM>::threads, ri
 
 extern "C" int ck_experts_most(const struct ck_ctx *c, int m, int top_k, int n_expert)
 {
-    if (c->major >= 9 && m <= ALONE) return 1;
+    if (c->major >= 9 && m <= ALONE && top_k <= ALONE_MAX) return 1;
     if (ck_x_layout_for(c, m) == CK_X_TILES) return CK_PIECE_TILE;
     const int mean = m * top_k / n_expert; /* slots of an expert */
     return m <= 8 || mean <= 4 ? 8 : m <= 16 || mean <= 10 ? 16 : 32;
@@ -465,6 +514,7 @@ template <int RT, bool GLU> static unsigned grid_of(struct experts_args *a, cons
     const int64_t n_slot = (int64_t)e->m * e->top_k, n_piece = a->list.most == 1 ? n_slot : n_slot / a->list.most + e->n_expert;
     a->n_row_unit = GLU ? (int)(a->out.k_pad / (8 * RT)) : (a->part[0].n + 16 * RT - 1) / (16 * RT);
     const int64_t n_unit = (sum ? e->m : n_piece) * a->n_row_unit;
+    a->n_unit = a->list.most == 1 ? (int)n_unit : -1;
     return (unsigned)(n_unit < most ? n_unit : most);
 }
 template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
@@ -514,7 +564,7 @@ static int launch_format(const struct ck_ctx *c, const struct ck_weight *w, enum
 static bool fits(const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *w, int64_t n, int per)
 {
     const bool tiles = e->list.most == CK_PIECE_TILE;
-    return e->m > 0 && n % 16 == 0 && w->n == n * e->n_expert && w->k == x->k && x->layout == (tiles ? CK_X_TILES : CK_X_ROWS) &&
+    return e->m > 0 && n % 16 == 0 && w->n == n * e->n_expert && w->k == x->k && x->layout == (tiles ? CK_X_PIECES : CK_X_ROWS) &&
            (tiles || (int64_t)e->m * e->top_k / per * x->k_pad < INT32_MAX);
 }
 
@@ -551,7 +601,7 @@ extern "C" int ck_experts_glu(const struct ck_ctx *c, const struct ck_experts *e
     a.glu = kind;
     fill_stack(&a.part[0], gate, width, gate_bias, NULL, 0);
     fill_stack(&a.part[1], up, width, up_bias, NULL, 0);
-    if (x->layout == CK_X_TILES) return ck_experts_gemm(c, e, x, gate, a.part, kind, out, st);
+    if (x->layout == CK_X_PIECES) return ck_experts_gemm(c, e, x, gate, a.part, kind, out, st);
     return launch_format(c, gate, GATED, a, e, st);
 }
 
@@ -561,7 +611,7 @@ extern "C" int ck_experts_down(const struct ck_ctx *c, const struct ck_experts *
     if (!fits(e, x, down, d, 1)) return (int)cudaErrorInvalidValue;
     struct experts_args a = args_of(e, x, 1);
     fill_stack(&a.part[0], down, d, bias, y, ld_y);
-    if (x->layout == CK_X_TILES) return ck_experts_gemm(c, e, x, down, a.part, -1, NULL, st);
+    if (x->layout == CK_X_PIECES) return ck_experts_gemm(c, e, x, down, a.part, -1, NULL, st);
     return launch_format(c, down, DOWN, a, e, st);
 }
 

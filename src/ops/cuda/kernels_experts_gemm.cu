@@ -1,9 +1,9 @@
-/* kernels_experts_gemm.cu: products of a mixture of experts for prompts, with wgmma on sm_90a. Pieces are up to 128 slots of one expert; the
- * device says how many there are. x has a block of 128 tokens in the order of CK_X_TILES for each piece (steps.h: cs_gather_pieces).
+/* kernels_experts_gemm.cu: products of a mixture of experts for prompts, with wgmma on sm_90a. Pieces are up to 64 slots of one expert; the
+ * device says how many there are. x has a block of 64 tokens for each piece (CK_X_PIECES; steps.h: cs_gather_pieces).
  *
  * As in kernels_gemm.cu a warp brings weights and x through a ring, and two warpgroups of 64 rows multiply; leaves and k steps are the same,
- * and so are the bits. A prompt leaves an expert few tokens: a piece of up to 32 or 64 slots is multiplied, and brought, as 32 or 64
- * columns. Row blocks of a piece follow one another, so that its x stays in the second-level cache, and its expert's weights for the next piece.
+ * and so are the bits. A prompt leaves an expert few tokens: a piece of up to 32 slots is multiplied, and brought, as 32 columns.
+ * (128 columns beside these two forms take more registers than there are.) Row blocks of a piece follow one another, so that its x stays in the second-level cache, and its expert's weights for the next piece.
  */
 #include "ops/cuda/kernels_experts.cuh"
 #include "ops/cuda/kernels_int.h"
@@ -30,13 +30,15 @@ template <int FMT, int NS, bool GLU> struct gemm {
         slot = w_bytes + x_bytes,
         gated = GLU ? GROUPS * 32 * NTOK * 2 : 0, /* outputs on their way */
         fit = (226 * 1024 - gated) / slot,
-        depth = fit > 6 ? 6 : fit,
+        depth = fit > 8 ? 8 : fit,
         bars = depth * slot + gated,
         bytes = bars + 16 * depth
     };
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
+#define K_TILE (64 * NTOK * 2) /* bytes of x */
+
 /* Fewer columns than wg_mma's 128. */
 static __device__ __forceinline__ void wg_mma(float (&d)[32], const uint32_t a[4], uint64_t desc, int keep)
 {
@@ -61,7 +63,7 @@ static __device__ __forceinline__ struct ck_piece piece_at(const struct experts_
     const int4 v = *(const int4 *)&a.list.pieces[i];
     return ck_piece{ v.x, v.y, v.z, v.w };
 }
-static __device__ __forceinline__ int columns_for(int n) { return n <= 32 ? 32 : n <= 64 ? 64 : NTOK; }
+static __device__ __forceinline__ int columns_for(int n) { return n <= 32 ? 32 : NTOK; }
 
 /* Where a warpgroup, or the warp that brings, is in the ring. */
 struct place {
@@ -92,7 +94,7 @@ static __device__ __forceinline__ void gemm_bring(const struct experts_gemm_args
         const struct ck_out &o = a.part[GLU ? lane & 1 : 0];
         const int rt = GLU ? block * (TILES / 2) + (lane >> 1) : block * TILES + lane, bytes = columns_for(piece.n) * 16;
         const uint8_t *w = o.tiles + ((int64_t)piece.expert * (o.n / 16) + (rt * 16 < o.n ? rt : 0)) * a.n_ktile * tile; /* behind the last: any will do */
-        const uint8_t *x = (const uint8_t *)a.x.v + (int64_t)i_piece * a.n_ktile * 16384 + part * (NTOK * 16);
+        const uint8_t *x = (const uint8_t *)a.x.v + (int64_t)i_piece * a.n_ktile * K_TILE + part * (NTOK * 16);
         for (int s = 0; s < n_stage; s++) {
             const int n = 2 * s + 1 < a.n_ktile ? 2 : 1;
             const uint32_t bar = full + 8u * (uint32_t)at.slot, to = ring + (uint32_t)(at.slot * G::slot);
@@ -102,7 +104,7 @@ static __device__ __forceinline__ void gemm_bring(const struct experts_gemm_args
             if (lane < TILES) ck_bulk_plain(to + (uint32_t)(lane * 2 * tile), w + (int64_t)s * 2 * tile, (uint32_t)(n * tile), bar);
             if (part >= 0 && part < 8)
                 for (int i = 0; i < n; i++)
-                    ck_bulk_plain(to + G::w_bytes + (uint32_t)(i * 16384 + part * (NTOK * 16)), x + (int64_t)(2 * s + i) * 16384, (uint32_t)bytes, bar);
+                    ck_bulk_plain(to + G::w_bytes + (uint32_t)(i * K_TILE + part * (NTOK * 16)), x + (int64_t)(2 * s + i) * K_TILE, (uint32_t)bytes, bar);
             at.next(G::depth);
         }
     }
@@ -204,10 +206,10 @@ static __device__ __forceinline__ void gemm_gate(const struct experts_gemm_args 
     else if (a.glu == 1) activate(1);
     else activate(2);
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-    uint4 *dst = (uint4 *)((uint8_t *)a.out.v + ((int64_t)i_piece * (a.out.k_pad >> 6) + (row32 >> 6)) * 16384 + ((row32 >> 5) & 1) * 8192);
-    if (thread < p.n)
+    uint4 *dst = (uint4 *)((uint8_t *)a.out.v + ((int64_t)i_piece * (a.out.k_pad >> 6) + (row32 >> 6)) * K_TILE + ((row32 >> 5) & 1) * (K_TILE / 2));
+    if (thread % NTOK < p.n)
 #pragma unroll
-        for (int i = 0; i < 4; i++) dst[i * 128 + thread] = ((const uint4 *)room)[i * 128 + thread];
+        for (int i = 0; i < 4 * NTOK; i += 128) dst[i + thread] = ((const uint4 *)room)[i + thread];
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
@@ -255,7 +257,6 @@ template <int FMT, int NS, bool GLU> static __global__ void __launch_bounds__(TH
         const int i_piece = t / a.n_blocks, block = t % a.n_blocks;
         const struct ck_piece piece = piece_at(a, i_piece);
         if (piece.n <= 32) gemm_unit<FMT, NS, GLU, 32>(a, piece, i_piece, block, smem, full, empty, at, group, warp, lane);
-        else if (piece.n <= 64) gemm_unit<FMT, NS, GLU, 64>(a, piece, i_piece, block, smem, full, empty, at, group, warp, lane);
         else gemm_unit<FMT, NS, GLU, NTOK>(a, piece, i_piece, block, smem, full, empty, at, group, warp, lane);
     }
 #endif

@@ -35,6 +35,7 @@ static int input_for(struct compiled *c, const struct plan_step *s, const struct
     *x = *in;
     if (e->list.most != CK_PIECE_TILE) return 0;
     x->v = c->moe.x;
+    x->layout = CK_X_PIECES;
     return c->dev->lib->gather_pieces(&c->ctx, e, in, x, c->dev->stream);
 }
 

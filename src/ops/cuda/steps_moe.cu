@@ -21,65 +21,68 @@ static __device__ uint32_t key_of(float x)
     return isnan(x) ? 1u : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Takes the best top_k of n: their keys become 0. Ties go to the lower id. */
-static __device__ void take_best(uint32_t *key, int n, int top_k, int lane)
+/* Takes the best top_k of the warp's keys, those of index lane + 32 j in each lane; the bits of a lane's are returned. Ties go to the lower
+ * index. */
+template <int PER> static __device__ uint32_t take_best(uint32_t (&key)[PER], int top_k, int lane)
 {
-    uint32_t best = 0, at = 0;
+    uint32_t taken = 0, best = 0, at = 0;
     auto look = [&]() {
         best = 0;
-        for (int i = lane; i < n; i += 32)
-            if (key[i] > best) {
-                best = key[i];
-                at = (uint32_t)i;
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            if (key[j] > best) {
+                best = key[j];
+                at = (uint32_t)(lane + 32 * j);
             }
     };
     look();
-    for (int j = 0; j < top_k; j++) {
+    for (int t = 0; t < top_k; t++) {
         const uint32_t top = __reduce_max_sync(ALL, best), id = __reduce_min_sync(ALL, best == top ? at : ALL);
-        if ((int)(id & 31u) != lane || id >= (uint32_t)n) continue;
-        key[id] = 0;
+        if ((int)(id & 31u) != lane) continue;
+        taken |= 1u << (id >> 5);
+#pragma unroll
+        for (int j = 0; j < PER; j++)
+            if (j == (int)(id >> 5)) key[j] = 0;
         look();
     }
     __syncwarp();
+    return taken;
 }
 
-/* Ids of what was taken, rising. */
-static __device__ void taken_ids(const uint32_t *key, int n, int *ids, int lane)
-{
-    int count = 0;
-    for (int i0 = 0; i0 < n; i0 += 32) {
-        const bool is = i0 + lane < n && key[i0 + lane] == 0;
-        const uint32_t who = __ballot_sync(ALL, is);
-        if (is) ids[count + __popc(who & ((1u << lane) - 1u))] = i0 + lane;
-        count += __popc(who);
-    }
-    __syncwarp();
-}
-
-/* In index order. */
+/* In index order; x on 16 bytes. */
 static __device__ float sum_of(const float *x, int n, float sum)
 {
-#pragma unroll 8
-    for (int i = 0; i < n; i++) sum = sum + x[i];
+    int i = 0;
+    for (; i + 32 <= n; i += 32) {
+        float4 v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = *(const float4 *)(x + i + 4 * k);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum = (((sum + v[k].x) + v[k].y) + v[k].z) + v[k].w;
+    }
+    for (; i < n; i++) sum = sum + x[i];
     return sum;
 }
 
-/* x becomes exp(x - max) / sum. A NaN anywhere makes all of it NaN. */
-static __device__ void softmax(float *x, int n, int lane)
+/* A warp's x (index lane + 32 j < n) becomes exp(x - max) / sum. A NaN anywhere makes all of it NaN. s: n floats, on 16 bytes. */
+template <int PER> static __device__ void softmax(float (&x)[PER], int n, float *s, int lane)
 {
     float max = -CUDART_INF_F;
-    for (int i = lane; i < n; i += 32)
-        if (x[i] > max) max = x[i];
-    for (int s = 16; s > 0; s /= 2) {
-        const float v = __shfl_xor_sync(ALL, max, s);
+#pragma unroll
+    for (int j = 0; j < PER; j++)
+        if (lane + 32 * j < n && x[j] > max) max = x[j];
+    for (int k = 16; k > 0; k /= 2) {
+        const float v = __shfl_xor_sync(ALL, max, k);
         if (v > max) max = v;
     }
-    for (int i = lane; i < n; i += 32) x[i] = d_exp(x[i] - max);
+#pragma unroll
+    for (int j = 0; j < PER; j++)
+        if (lane + 32 * j < n) s[lane + 32 * j] = x[j] = d_exp(x[j] - max);
     __syncwarp();
-    const float sum = sum_of(x, n, 0.0f);
+    const float sum = sum_of(s, n, 0.0f);
     __syncwarp();
-    for (int i = lane; i < n; i += 32) x[i] = x[i] / sum;
-    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < PER; j++) x[j] = x[j] / sum;
 }
 
 /* The values of a group's two best experts, summed. */
@@ -97,57 +100,71 @@ static __device__ float group_value(const float *y, int n)
     return n > 1 ? best + second : best;
 }
 
-/* x becomes its sigmoid, y what is chosen by: with the bias, and -infinity where an expert's group is not among the best. */
-static __device__ void sigmoid_choice(const struct cs_route &a, float *x, float *y, uint32_t *key, int lane)
+/* x becomes its sigmoid, y what is chosen by: with the bias, and -infinity where an expert's group is not among the best. s: n floats. */
+template <int PER> static __device__ void sigmoid_choice(const struct cs_route &a, float (&x)[PER], float (&y)[PER], float *s, int lane)
 {
     const int n = a.n_expert, each = n / a.n_group;
-    for (int i = lane; i < n; i += 32) {
-        x[i] = 1.0f / (1.0f + d_exp(-x[i]));
-        y[i] = a.choice_bias ? x[i] + a.choice_bias[i] : x[i];
+    uint32_t key[1] = { 0 }; /* groups: no more than lanes */
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+        const int i = lane + 32 * j;
+        if (i >= n) continue;
+        x[j] = 1.0f / (1.0f + d_exp(-x[j]));
+        s[i] = y[j] = a.choice_bias ? x[j] + a.choice_bias[i] : x[j];
     }
     __syncwarp();
     if (a.n_group == 1) return;
-    for (int g = lane; g < a.n_group; g += 32) key[g] = key_of(group_value(y + g * each, each));
-    __syncwarp();
-    take_best(key, a.n_group, a.n_group_used, lane);
-    for (int i = lane; i < a.n_group * each; i += 32)
-        if (key[i / each] != 0) y[i] = -CUDART_INF_F;
+    if (lane < a.n_group) key[0] = key_of(group_value(s + lane * each, each));
+    const uint32_t used = __ballot_sync(ALL, take_best<1>(key, a.n_group_used, lane) != 0);
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+        const int group = (lane + 32 * j) / each;
+        if (group < a.n_group && !(used >> group & 1u)) y[j] = -CUDART_INF_F;
+    }
     __syncwarp();
 }
 
-/* A token's row of a.out. s: room for 3 n_expert and 2 top_k words. */
-static __device__ void route_token(const struct cs_route &a, int token, float *s, int lane)
+/* A token's row of a.out. PER: experts a lane. s: room for n_expert floats (rounded up to 4) and twice top_k. */
+template <int PER> static __device__ void route_token(const struct cs_route &a, int token, float *s, int lane)
 {
     const int n = a.n_expert, top_k = a.top_k;
     const bool sigmoid = a.kind == CS_ROUTE_SIGMOID;
-    float *x = s, *y = sigmoid ? s + n : s, *w = s + 3 * n, *out = a.out + (int64_t)token * a.ld_out;
-    uint32_t *key = (uint32_t *)(s + 2 * n);
-    int *ids = (int *)(w + top_k);
-    for (int i = lane; i < n; i += 32) x[i] = a.in[(int64_t)token * a.ld_in + i];
-    __syncwarp();
-    if (a.kind == CS_ROUTE_SOFTMAX_ALL) softmax(x, n, lane);
-    if (sigmoid) sigmoid_choice(a, x, y, key, lane);
-    for (int i = lane; i < n; i += 32) key[i] = key_of(y[i]);
-    __syncwarp();
-    take_best(key, n, top_k, lane);
-    taken_ids(key, n, ids, lane);
-    for (int j = lane; j < top_k; j += 32) w[j] = x[ids[j]];
-    __syncwarp();
-    if (a.kind == CS_ROUTE_SOFTMAX_CHOSEN) softmax(w, top_k, lane);
-    const float sum = a.normalise ? sum_of(w, top_k, sigmoid ? 1e-20f : 0.0f) : 1.0f;
-    for (int j = lane; j < top_k; j += 32) {
-        float v = w[j];
-        if (a.normalise) v = v / sum;
-        if (sigmoid) v = v * a.scale;
-        if (a.expert_scale) v = v * a.expert_scale[ids[j]];
-        out[j] = (float)ids[j];
-        out[top_k + j] = v;
-        if (a.list.most == 1) { /* every slot by itself, where it is */
-            const int slot = token * top_k + j;
-            a.list.pieces[slot] = ck_piece{ ids[j], slot, 1, 0 };
-            a.list.slots[slot] = slot;
+    float x[PER], y[PER], *w = s + (n + 3) / 4 * 4, *out = a.out + (int64_t)token * a.ld_out;
+    int *ids = (int *)(w + top_k), count = 0;
+    uint32_t key[PER];
+#pragma unroll
+    for (int j = 0; j < PER; j++) x[j] = lane + 32 * j < n ? a.in[(int64_t)token * a.ld_in + lane + 32 * j] : 0.0f;
+    if (a.kind == CS_ROUTE_SOFTMAX_ALL) softmax<PER>(x, n, s, lane);
+#pragma unroll
+    for (int j = 0; j < PER; j++) y[j] = x[j];
+    if (sigmoid) sigmoid_choice<PER>(a, x, y, s, lane);
+#pragma unroll
+    for (int j = 0; j < PER; j++) key[j] = lane + 32 * j < n ? key_of(y[j]) : 0;
+    const uint32_t taken = take_best<PER>(key, top_k, lane);
+#pragma unroll
+    for (int j = 0; j < PER; j++) { /* rising */
+        const uint32_t who = __ballot_sync(ALL, taken >> j & 1u);
+        const int at = count + __popc(who & ((1u << lane) - 1u));
+        if (taken >> j & 1u) {
+            ids[at] = lane + 32 * j;
+            w[at] = x[j];
         }
+        count += __popc(who);
     }
+    __syncwarp();
+    float v[1] = { lane < top_k ? w[lane] : 0.0f };
+    if (a.kind == CS_ROUTE_SOFTMAX_CHOSEN) softmax<1>(v, top_k, w, lane);
+    if (a.normalise) {
+        if (lane < top_k) w[lane] = v[0];
+        __syncwarp();
+        v[0] = v[0] / sum_of(w, top_k, sigmoid ? 1e-20f : 0.0f);
+    }
+    if (lane >= top_k) return;
+    if (sigmoid) v[0] = v[0] * a.scale;
+    if (a.expert_scale) v[0] = v[0] * a.expert_scale[ids[lane]];
+    out[lane] = (float)ids[lane];
+    out[top_k + lane] = v[0];
+    if (a.list.most == 1) a.list.pieces[token * top_k + lane] = ck_piece{ ids[lane], token * top_k + lane, 1, 0 };
 }
 
 /* --- lists --- */
@@ -209,18 +226,14 @@ static __device__ void list_slots(const struct cs_route &a, int *count)
 }
 
 /* A block is a token; the last one to end makes the lists of a small batch. */
-static __global__ void __launch_bounds__(ROUTE_THREADS) route_kernel(struct cs_route a)
+template <int PER> static __global__ void __launch_bounds__(ROUTE_THREADS) route_kernel(struct cs_route a)
 {
-    extern __shared__ float room[];
+    extern __shared__ __align__(16) float room[];
     __shared__ int is_last;
     ck_pdl_launch();
     ck_pdl_wait();
-    if (threadIdx.x < 32) route_token(a, (int)blockIdx.x, room, (int)threadIdx.x);
-    if (a.list.most == 1) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) *a.list.n_piece = a.m * a.top_k;
-        return;
-    }
-    if (a.m > LIST_TOKENS) return;
+    if (threadIdx.x < 32) route_token<PER>(a, (int)blockIdx.x, room, (int)threadIdx.x);
+    if (a.list.most == 1 || a.m > LIST_TOKENS) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -235,23 +248,30 @@ static __global__ void __launch_bounds__(ROUTE_THREADS) route_kernel(struct cs_r
 
 static __global__ void __launch_bounds__(LIST_THREADS) list_kernel(struct cs_route a)
 {
-    extern __shared__ float room[];
+    extern __shared__ __align__(16) float room[];
     ck_pdl_launch();
     ck_pdl_wait();
     list_slots(a, (int *)room);
 }
 
+template <int PER> static int launch_route(const struct ck_ctx *c, const struct cs_route *a, cudaStream_t st)
+{
+    const size_t words = (size_t)(a->n_expert + 3) / 4 * 4 + (size_t)a->top_k * 2;
+    return ck_launch(c, route_kernel<PER>, dim3((unsigned)a->m), a->list.most == 1 || a->m > LIST_TOKENS ? 32 : ROUTE_THREADS, words * 4, st, *a);
+}
+
 extern "C" int cs_route(const struct ck_ctx *c, const struct cs_route *a, cudaStream_t st)
 {
-    const size_t words = (size_t)a->n_expert * 3 + (size_t)a->top_k * 2;
-    int e = ck_launch(c, route_kernel, dim3((unsigned)a->m), ROUTE_THREADS, words * 4, st, *a);
+    const int per = (a->n_expert + 31) / 32;
+    if (per > 32 || a->top_k > 32 || a->n_group > 32) return (int)cudaErrorInvalidValue;
+    int e = per <= 4 ? launch_route<4>(c, a, st) : per <= 8 ? launch_route<8>(c, a, st) : per <= 16 ? launch_route<16>(c, a, st) : launch_route<32>(c, a, st);
     if (e || a->list.most == 1 || a->m <= LIST_TOKENS) return e;
     return ck_launch(c, list_kernel, dim3(1), LIST_THREADS, (size_t)a->n_expert * 4, st, *a);
 }
 
 /* --- rows and sums --- */
 
-/* A thread is a column of a piece; 16 bytes of a row are 16 bytes of the block of tokens, too. */
+/* A thread is a column of a piece; 16 bytes of a row are 16 bytes of both layouts. */
 static __global__ void gather_pieces_kernel(ck_x in, struct ck_expert_list list, int top_k, ck_x out)
 {
     ck_pdl_launch();
@@ -259,10 +279,11 @@ static __global__ void gather_pieces_kernel(ck_x in, struct ck_expert_list list,
     const int i_piece = (int)blockIdx.x, col = (int)threadIdx.x % CK_PIECE_TILE, n = (int)(in.k_pad / 8), first = (int)blockIdx.y * GATHER;
     if (i_piece >= *list.n_piece || col >= list.pieces[i_piece].n) return;
     const int token = list.slots[list.pieces[i_piece].first + col] / top_k;
-    const uint4 *from = (const uint4 *)in.v + (int64_t)(token / CK_PIECE_TILE) * n * CK_PIECE_TILE + token % CK_PIECE_TILE;
+    const uint4 *from = (const uint4 *)in.v + (int64_t)(token >> 7) * n * 128 + (token & 127);
     uint4 *to = (uint4 *)out.v + (int64_t)i_piece * n * CK_PIECE_TILE + col;
+#pragma unroll 4
     for (int i = first + (int)threadIdx.x / CK_PIECE_TILE; i < n && i < first + GATHER; i += COLUMNS / CK_PIECE_TILE)
-        to[(int64_t)i * CK_PIECE_TILE] = from[(int64_t)i * CK_PIECE_TILE];
+        to[(int64_t)i * CK_PIECE_TILE] = from[(int64_t)i * 128];
 }
 
 extern "C" int cs_gather_pieces(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *in, const struct ck_x *out, cudaStream_t st)
@@ -281,6 +302,7 @@ static __global__ void experts_sum_kernel(struct ck_expert_sum a, const float *y
     if (col >= width) return;
     const float *w = a.route + row * a.ld_route + top_k;
     float acc = 0.0f;
+#pragma unroll 4
     for (int j = 0; j < top_k; j++) acc = acc + w[j] * y[(row * top_k + j) * ld_y + col];
     ck_expert_sum_out(a, row, col, acc, a.add ? a.out[row * a.ld_out + col] : 0.0f);
 }
