@@ -92,7 +92,7 @@ int ck_gather(const struct ck_ctx *c, const struct ck_weight *w, const int32_t *
 /* --- linear inputs --- */
 
 /* CK_X_ROWS: [token][k_pad] f16. CK_X_TILES: blocks of 128 tokens in the order of the shared-memory tiles (kernels_dev.cuh:
- * ck_x_off). CK_X_PIECES: the same for experts, in blocks of CK_PIECE_TILE, one for each piece. Whoever writes an input writes k in [k, k_pad)
+ * ck_x_off). CK_X_PIECES: about the same for experts, a block for each piece (kernels_experts.cuh). Whoever writes an input writes k in [k, k_pad)
  * as zeros; tokens beyond m need not be written. */
 enum ck_x_layout { CK_X_ROWS = 0, CK_X_TILES, CK_X_PIECES };
 #define CK_X_ROWS_MAX 64

@@ -1,8 +1,9 @@
 /* kernels_experts_gemm.cu: products of a mixture of experts for prompts, with wgmma on sm_90a. Pieces are up to 64 slots of one expert; the
- * device says how many there are. x has a block of 64 tokens for each piece (CK_X_PIECES; steps.h: cs_gather_pieces).
+ * device says how many there are. x has a block for each piece (CK_X_PIECES, kernels_experts.cuh; steps.h: cs_gather_pieces).
  *
  * As in kernels_gemm.cu a warp brings weights and x through a ring, and two warpgroups of 64 rows multiply; leaves and k steps are the same,
- * and so are the bits. A prompt leaves an expert few tokens: a piece of up to 32 slots is multiplied, and brought, as 32 columns.
+ * and so are the bits. A prompt leaves an expert few tokens: a piece of up to 32 slots is multiplied as 32 columns, and no more than it has are brought: what
+ * is multiplied beside them is of nobody.
  * (128 columns beside these two forms take more registers than there are.) Row blocks of a piece follow one another, so that its x stays in the second-level cache, and its expert's weights for the next piece.
  */
 #include "ops/cuda/kernels_experts.cuh"
@@ -63,7 +64,6 @@ static __device__ __forceinline__ struct ck_piece piece_at(const struct experts_
     const int4 v = *(const int4 *)&a.list.pieces[i];
     return ck_piece{ v.x, v.y, v.z, v.w };
 }
-static __device__ __forceinline__ int columns_for(int n) { return n <= 32 ? 32 : NTOK; }
 
 /* Where a warpgroup, or the warp that brings, is in the ring. */
 struct place {
@@ -77,8 +77,7 @@ struct place {
     }
 };
 
-/* A warp brings all stages of all pieces of the block: lane i row tile i (gated: of gate and up in turn), eight lanes more a sixteenth of the
- * 128 bytes of k each, of as many columns as are multiplied. */
+/* A warp brings all stages of all pieces of the block: lane i row tile i (gated: of gate and up in turn), the lane behind them the input. */
 template <int FMT, int NS, bool GLU>
 static __device__ __forceinline__ void gemm_bring(const struct experts_gemm_args &a, uint32_t ring, uint32_t full, uint32_t empty, int lane)
 {
@@ -89,22 +88,20 @@ static __device__ __forceinline__ void gemm_bring(const struct experts_gemm_args
     ck_pdl_wait();
     const int n_unit = *a.list.n_piece * a.n_blocks;
     for (int t = (int)blockIdx.x; t < n_unit; t += (int)gridDim.x) {
-        const int i_piece = t / a.n_blocks, block = t % a.n_blocks, part = lane - TILES;
+        const int i_piece = t / a.n_blocks, block = t % a.n_blocks;
         const struct ck_piece piece = piece_at(a, i_piece);
         const struct ck_out &o = a.part[GLU ? lane & 1 : 0];
-        const int rt = GLU ? block * (TILES / 2) + (lane >> 1) : block * TILES + lane, bytes = columns_for(piece.n) * 16;
+        const int rt = GLU ? block * (TILES / 2) + (lane >> 1) : block * TILES + lane, x_tile = ck_piece_stride(piece.n) * 128;
         const uint8_t *w = o.tiles + ((int64_t)piece.expert * (o.n / 16) + (rt * 16 < o.n ? rt : 0)) * a.n_ktile * tile; /* behind the last: any will do */
-        const uint8_t *x = (const uint8_t *)a.x.v + (int64_t)i_piece * a.n_ktile * K_TILE + part * (NTOK * 16);
+        const uint8_t *x = (const uint8_t *)a.x.v + (int64_t)i_piece * a.n_ktile * K_TILE;
         for (int s = 0; s < n_stage; s++) {
             const int n = 2 * s + 1 < a.n_ktile ? 2 : 1;
             const uint32_t bar = full + 8u * (uint32_t)at.slot, to = ring + (uint32_t)(at.slot * G::slot);
             ck_mbar_wait(empty + 8u * (uint32_t)at.slot, at.phase);
-            if (lane == 0) ck_mbar_expect(bar, (uint32_t)(n * (TILES * tile + 8 * bytes)));
+            if (lane == 0) ck_mbar_expect(bar, (uint32_t)(n * (TILES * tile + x_tile)));
             __syncwarp();
             if (lane < TILES) ck_bulk_plain(to + (uint32_t)(lane * 2 * tile), w + (int64_t)s * 2 * tile, (uint32_t)(n * tile), bar);
-            if (part >= 0 && part < 8)
-                for (int i = 0; i < n; i++)
-                    ck_bulk_plain(to + G::w_bytes + (uint32_t)(i * K_TILE + part * (NTOK * 16)), x + (int64_t)(2 * s + i) * K_TILE, (uint32_t)bytes, bar);
+            if (lane == TILES) ck_bulk_plain(to + G::w_bytes, x + (int64_t)(2 * s) * x_tile, (uint32_t)(n * x_tile), bar);
             at.next(G::depth);
         }
     }
@@ -113,7 +110,7 @@ static __device__ __forceinline__ void gemm_bring(const struct experts_gemm_args
 /* The sums of a warpgroup's rows for N columns, leaf by leaf. */
 template <int FMT, int NS, bool GLU, int N>
 static __device__ __forceinline__ void gemm_multiply(const struct experts_gemm_args &a, const uint8_t *smem, uint32_t full, uint32_t empty, struct place &at,
-                                                     int first_tile, int half, int lane, bool leads, float (&total)[N / 2])
+                                                     int first_tile, int half, int lane, bool leads, int stride, float (&total)[N / 2])
 {
     using G = gemm<FMT, NS, GLU>;
     constexpr int tile = G::tile, D = G::depth;
@@ -136,7 +133,7 @@ static __device__ __forceinline__ void gemm_multiply(const struct experts_gemm_a
             for (int j = 0; j < 4; j++) c[0].frag(f[0] + 4 * j, j, half, lane);
             wg_fence();
 #pragma unroll
-            for (int j = 0; j < 4; j++) wg_mma(acc, f[0] + 4 * j, b_desc(x + (uint32_t)(j * 2 * NTOK * 16), NTOK), s != s0 || j != 0);
+            for (int j = 0; j < 4; j++) wg_mma(acc, f[0] + 4 * j, b_desc(x + (uint32_t)(j * 2 * stride * 16), stride), s != s0 || j != 0);
             wg_commit();
             if (two && FMT != CK_F16) c[1].load(w + tile, 2 * tile, half, lane);
             if (s != s0) { /* the stage before is done with */
@@ -149,7 +146,7 @@ static __device__ __forceinline__ void gemm_multiply(const struct experts_gemm_a
                 for (int j = 0; j < 4; j++) c[1].frag(f[1] + 4 * j, j, half, lane);
                 wg_fence();
 #pragma unroll
-                for (int j = 0; j < 4; j++) wg_mma(acc, f[1] + 4 * j, b_desc(x + (uint32_t)((8 + j * 2) * NTOK * 16), NTOK), 1);
+                for (int j = 0; j < 4; j++) wg_mma(acc, f[1] + 4 * j, b_desc(x + (uint32_t)((8 + j * 2) * stride * 16), stride), 1);
                 wg_commit();
                 wg_wait<1>(); /* the first half's registers are free again */
             }
@@ -206,10 +203,11 @@ static __device__ __forceinline__ void gemm_gate(const struct experts_gemm_args 
     else if (a.glu == 1) activate(1);
     else activate(2);
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-    uint4 *dst = (uint4 *)((uint8_t *)a.out.v + ((int64_t)i_piece * (a.out.k_pad >> 6) + (row32 >> 6)) * K_TILE + ((row32 >> 5) & 1) * (K_TILE / 2));
-    if (thread % NTOK < p.n)
+    const int stride = ck_piece_stride(p.n), col = thread % NTOK;
+    uint4 *dst = (uint4 *)((uint8_t *)a.out.v + (int64_t)i_piece * (a.out.k_pad >> 6) * K_TILE) + ((row32 >> 6) * 8 + ((row32 >> 5) & 1) * 4) * stride + col;
+    if (col < p.n)
 #pragma unroll
-        for (int i = 0; i < 4 * NTOK; i += 128) dst[i + thread] = ((const uint4 *)room)[i + thread];
+        for (int i = thread / NTOK; i < 4; i += 128 / NTOK) dst[i * stride] = ((const uint4 *)room)[i * NTOK + col];
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
@@ -220,7 +218,7 @@ static __device__ __forceinline__ void gemm_unit(const struct experts_gemm_args 
 {
     const int half = warp & 1, first_tile = GLU ? (group * 4 + warp) & ~1 : group * 4 + warp; /* in a slot */
     float total[N / 2];
-    gemm_multiply<FMT, NS, GLU, N>(a, smem, full, empty, at, first_tile, half, lane, (threadIdx.x & 127) == 0, total);
+    gemm_multiply<FMT, NS, GLU, N>(a, smem, full, empty, at, first_tile, half, lane, (threadIdx.x & 127) == 0, ck_piece_stride(piece.n), total);
     if constexpr (GLU)
         gemm_gate<N>(a, piece, i_piece, block * (TILES * 8) + group * 32, (warp >> 1) * 16 + half * 8 + (lane >> 2), group, lane, total,
                      (__half *)(smem + gemm<FMT, NS, GLU>::depth * gemm<FMT, NS, GLU>::slot) + group * 32 * NTOK);

@@ -278,12 +278,12 @@ static __global__ void gather_pieces_kernel(ck_x in, struct ck_expert_list list,
     ck_pdl_wait();
     const int i_piece = (int)blockIdx.x, col = (int)threadIdx.x % CK_PIECE_TILE, n = (int)(in.k_pad / 8), first = (int)blockIdx.y * GATHER;
     if (i_piece >= *list.n_piece || col >= list.pieces[i_piece].n) return;
-    const int token = list.slots[list.pieces[i_piece].first + col] / top_k;
+    const int token = list.slots[list.pieces[i_piece].first + col] / top_k, stride = ck_piece_stride(list.pieces[i_piece].n);
     const uint4 *from = (const uint4 *)in.v + (int64_t)(token >> 7) * n * 128 + (token & 127);
     uint4 *to = (uint4 *)out.v + (int64_t)i_piece * n * CK_PIECE_TILE + col;
 #pragma unroll 4
     for (int i = first + (int)threadIdx.x / CK_PIECE_TILE; i < n && i < first + GATHER; i += COLUMNS / CK_PIECE_TILE)
-        to[(int64_t)i * CK_PIECE_TILE] = from[(int64_t)i * 128];
+        to[i * stride] = from[(int64_t)i * 128];
 }
 
 extern "C" int cs_gather_pieces(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *in, const struct ck_x *out, cudaStream_t st)
