@@ -28,7 +28,7 @@
 
 static const char *const FAMILIES[] = { "llama", "llama-bf16", "llama-fp", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4",
                                         "gemma4-kv", "granite", "minicpm", "olmo2", "olmo3", "smollm3", "phi3", "glm4", "mixtral", "qwen3_moe",
-                                        "gpt_oss", "gemma4-moe", "qwen3_5", "qwen3_next", "qwen3_5_moe" };
+                                        "gpt_oss", "gemma4-moe", "qwen3_5", "qwen3_next", "qwen3_5_moe", "starcoder2", "ministral3" };
 #define N_FAMILIES (sizeof FAMILIES / sizeof FAMILIES[0])
 
 /* --- a model on a device --- */
@@ -317,6 +317,7 @@ static void test_steps_ahead_change_no_bit(void **state)
     check_ahead("gemma3"); /* two kinds of pages, windows */
     check_ahead("qwen3_moe");
     check_ahead("gpt_oss"); /* experts with biases */
+    check_ahead("ministral3"); /* queries that grow */
 }
 
 /* --- draws --- */

@@ -68,6 +68,7 @@ static bool same_numbers(const struct compiled *c)
     bool is = same(c, at->index, ints) && same(c, at->hi, ints) && same(c, at->table_of, ints) && same(c, at->draw_token, ints) &&
               same(c, at->rows, m * sizeof(struct cs_row)) && same(c, at->small, m * sizeof(struct ck_attn_unit)) &&
               same(c, at->jobs, m * sizeof(struct cuda_draw_job));
+    if (c->q_steps && is) is = same(c, at->q_more, ints);
     for (int i = 0; i < c->n_windows && is; i++) is = same(c, at->lo[i], ints);
     for (int i = 0; i < c->n_ropes && is; i++) is = same(c, at->rope[i], m * (size_t)c->ropes[i].n_rot * sizeof(float));
     for (int k = 0; k < c->plan->n_kinds && is; k++)
@@ -199,6 +200,7 @@ static bool advance(const struct compiled *c, uint8_t *to, int32_t n_pages)
         ints_at(to, b->at.hi)[i] = index + 1;
         for (int w = 0; w < c->n_windows; w++) ints_at(to, b->at.lo[w])[i] = cuda_window_first(c, w, index);
         for (int k = 0; k < c->n_ropes; k++) cuda_rope_row(c, k, to, i, index);
+        cuda_q_more(c, to, i, index);
         ((struct cs_row *)(void *)(to + b->at.rows))[i].i_first = index;
     }
     if (n_pages != b->n_pages) tables_ahead(c, to);

@@ -40,6 +40,7 @@ size_t cuda_batch_layout(const struct compiled *c, int32_t m_cap, struct cuda_ba
     o->small = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     o->large = take(&off, units_max(c, m_cap) * sizeof(struct ck_attn_unit));
     for (int i = 0; i < c->n_ropes; i++) o->rope[i] = take(&off, (size_t)m_cap * (size_t)c->ropes[i].n_rot * sizeof(float));
+    o->q_more = take(&off, c->q_steps ? ints : 0);
     o->jobs = take(&off, m_cap <= CUDA_SMALL ? (size_t)m_cap * sizeof(struct cuda_draw_job) : 0);
     o->pages = take(&off, (size_t)c->plan->n_kinds * c->n_pages_max * sizeof(int32_t));
     return off;
@@ -130,6 +131,11 @@ void cuda_rope_row(const struct compiled *c, int i_rope, uint8_t *block, int32_t
            (size_t)r->n_rot * sizeof(float));
 }
 
+void cuda_q_more(const struct compiled *c, uint8_t *block, int32_t i, int32_t position)
+{
+    if (c->q_steps) ((float *)(void *)(block + c->batch.at.q_more))[i] = c->q_steps[position / c->q_step_tokens];
+}
+
 static mb_status fill_row(struct compiled *c, const struct row *r, mb_error *err)
 {
     struct cuda_batch *b = &c->batch;
@@ -145,6 +151,7 @@ static mb_status fill_row(struct compiled *c, const struct row *r, mb_error *err
         int32_t n_split = (end + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT;
         if (n_split > b->n_split) b->n_split = n_split;
         for (int i = 0; i < c->n_ropes; i++) cuda_rope_row(c, i, c->batch_host, b->m, position);
+        cuda_q_more(c, c->batch_host, b->m, position);
     }
     return fill_pages(c, r, err);
 }

@@ -44,12 +44,9 @@ static bool delta_runs(const struct plan_step *s)
 static mb_status check_step(const struct plan_step *s, mb_error *err)
 {
     if (s->op == STEP_HEADS || s->op == STEP_LATENT || s->op == STEP_INDEX) return refuse(s, "attention over latents does", err);
-    if (s->op == STEP_ROPE_KV && s->u.rope_kv.q_steps) return refuse(s, "queries that grow with their position do", err);
     if (s->op == STEP_DELTA && !delta_runs(s)) return refuse(s, "gated delta nets with heads of more than 128 values do", err);
     if (s->op == STEP_EXPERTS && !experts_run(s)) return refuse(s, "experts whose matrices do not end with a tile of 16 rows do", err);
     if (s->op == STEP_ROUTE && !route_runs(s)) return refuse(s, "more than 1,024 experts, or 32 for a token, do", err);
-    if (s->op == STEP_NORM && s->u.norm.bias) return refuse(s, "layer norms do", err);
-    if (s->op == STEP_GLU && s->u.glu.up < 0) return refuse(s, "an MLP without a gate does", err);
     if (s->op == STEP_ATTEND && !s->u.attend.causal) return refuse(s, "attention that is not causal does", err);
     if (n_inputs_written(s) > 1) return refuse(s, "a step with several forms of linear input does", err);
     return MB_OK;
@@ -91,6 +88,11 @@ static mb_status note_step(struct compiled *c, const struct plan_step *s, mb_err
     if (s->op == STEP_ATTEND && cuda_window_of(c, s->u.attend.window) == c->n_windows) {
         if (c->n_windows == CUDA_WINDOWS) return refuse(s, "more than 4 different windows do", err);
         c->windows[c->n_windows++] = s->u.attend.window;
+    }
+    if (s->op == STEP_ROPE_KV && s->u.rope_kv.q_steps) {
+        if (c->q_steps && c->q_steps != s->u.rope_kv.q_steps) return refuse(s, "queries that grow in different ways do", err);
+        c->q_steps = s->u.rope_kv.q_steps;
+        c->q_step_tokens = s->u.rope_kv.q_step_tokens;
     }
     if (s->op == STEP_ROPE_KV && s->u.rope_kv.rope.n_rot > 0 && cuda_rope_of(c, &s->u.rope_kv.rope) == c->n_ropes) {
         if (c->n_ropes == CUDA_ROPES) return refuse(s, "more than 8 different position tables do", err);

@@ -14,6 +14,7 @@ static void vectors_of(const struct compiled *c, const struct plan_step *s, stru
     if (s->op == STEP_NORM && !s->u.norm.identity) {
         int32_t pieces = s->u.norm.n_pieces > 1 ? s->u.norm.n_pieces : 1;
         out[CONST_NORM] = (struct vector){ s->u.norm.weight, c->plan->bufs[s->in].width / pieces };
+        out[CONST_NORM_BIAS] = (struct vector){ s->u.norm.bias, c->plan->bufs[s->in].width / pieces };
     } else if (s->op == STEP_ROPE_KV) {
         out[CONST_Q_NORM] = (struct vector){ s->u.rope_kv.q_norm, s->u.rope_kv.head_dim };
         out[CONST_K_NORM] = (struct vector){ s->u.rope_kv.k_norm, s->u.rope_kv.head_dim };

@@ -68,7 +68,7 @@ struct cuda_draw_pos {
 
 /* A place in the block that travels to the device: the same offset on both sides. */
 struct cuda_batch_offsets {
-    size_t id, slot, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, rows, small, large, rope[CUDA_ROPES];
+    size_t id, slot, index, hi, lo[CUDA_WINDOWS], table_of, draw_token, stack, rows, small, large, rope[CUDA_ROPES], q_more;
     size_t jobs;                /* of batches of up to CUDA_SMALL tokens */
     size_t pages;               /* behind all these: [n_kinds][n_pages_max] */
 };
@@ -133,6 +133,8 @@ struct compiled {
     struct ck_ctx ctx;          /* the device's, with this plan's work area */
     struct cuda_rope_table ropes[CUDA_ROPES];
     int32_t n_ropes;
+    const float *q_steps;       /* of queries that grow with their position, as plan.h has it; NULL: none do */
+    int32_t q_step_tokens;
     int state_kind;             /* the kind with recurrent state, -1 = none */
     int32_t windows[CUDA_WINDOWS];
     int32_t n_windows;
@@ -170,7 +172,7 @@ struct compiled {
 
 /* Vectors of a step that live on the host in the plan and on the device here. */
 enum cuda_constant {
-    CONST_NORM = 0, CONST_Q_NORM = 0, CONST_K_NORM = 1, CONST_SINKS = 0, CONST_BIAS = 0, CONST_SCALES = 0, CONST_CHOICE_BIAS = 1, CONST_GATE_BIAS = 0,
+    CONST_NORM = 0, CONST_NORM_BIAS = 1, CONST_Q_NORM = 0, CONST_K_NORM = 1, CONST_SINKS = 0, CONST_BIAS = 0, CONST_SCALES = 0, CONST_CHOICE_BIAS = 1, CONST_GATE_BIAS = 0,
     CONST_UP_BIAS = 1, CONST_DOWN_BIAS = 2, CONST_CONV = 0, CONST_DECAY = 1, CONST_DT_BIAS = 2, CONST_DELTA_NORM = 3, CUDA_CONSTANTS = PLAN_MAX_PARTS
 };
 
@@ -226,9 +228,10 @@ mb_status cuda_batch_fill(struct compiled *c, const struct row *rows, int32_t n_
 mb_status cuda_batch_send(struct compiled *c, mb_error *err);
 /* The first n pages of a row in every kind's tables of `block`, from entry `at` on. */
 void cuda_batch_tables(const struct compiled *c, uint8_t *block, const struct row *r, int32_t at, int32_t n);
-/* The first index that a query at `index` sees through a window; token i's rotary row of the block. */
+/* The first index that a query at `index` sees through a window; token i's rotary row of the block; its queries' other factor. */
 int32_t cuda_window_first(const struct compiled *c, int i_window, int32_t index);
 void cuda_rope_row(const struct compiled *c, int i_rope, uint8_t *block, int32_t i, int32_t position);
+void cuda_q_more(const struct compiled *c, uint8_t *block, int32_t i, int32_t position);
 /* lora.c: adapters of the batch: uploads those that are not on the device, fills the tokens' stacks. */
 mb_status cuda_adapters_fill(struct compiled *c, const void **stack, mb_error *err);
 void cuda_adapters_free(struct device *d);

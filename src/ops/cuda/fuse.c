@@ -32,11 +32,11 @@ static bool is_output(const struct plan_step *linear, buf_id b)
     return false;
 }
 
-/* A norm that only becomes the linear input of the products behind it, for so few tokens that every block of theirs may take it
+/* An RMS norm that only becomes the linear input of the products behind it, for so few tokens that every block of theirs may take it
  * for itself. */
 bool cuda_norm_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *linear)
 {
-    return !c->batch.lora && linear->op == STEP_LINEAR && s->outs[0] >= 0 && linear->in == s->outs[0] && s->outs[1] < 0 && s->out < 0 && !s->post_add &&
+    return !c->batch.lora && linear->op == STEP_LINEAR && !s->u.norm.bias && s->outs[0] >= 0 && linear->in == s->outs[0] && s->outs[1] < 0 && s->out < 0 && !s->post_add &&
            s->u.norm.n_pieces <= 1 && cuda_rows_of(c, s->in) <= c->dev->lib->norm_tokens(&c->ctx, c->plan->bufs[s->in].width) &&
            !is_output(linear, s->in) && is_dead(c, linear + 1, s->outs[0]);
 }
@@ -63,9 +63,10 @@ bool cuda_draws_fuse(const struct compiled *c, const struct plan_step *s, const 
     return c->batch.has_jobs && norm->op == STEP_NORM && norm->in == s->out && is_dead(c, norm + 1, s->out);
 }
 
-/* Rotation and attention: single tokens, and the layer reads the pages that it writes. Nobody else reads the rotated queries. */
+/* Rotation and attention: single tokens, and the layer reads the pages that it writes. Nobody else reads the rotated queries. Those
+ * that grow with their position go by themselves. */
 bool cuda_rope_fuses(const struct compiled *c, const struct plan_step *s, const struct plan_step *attend)
 {
-    return c->batch.m == c->batch.n_rows && attend->op == STEP_ATTEND && attend->in == s->out && s->u.rope_kv.k >= 0 &&
+    return c->batch.m == c->batch.n_rows && attend->op == STEP_ATTEND && attend->in == s->out && s->u.rope_kv.k >= 0 && !s->u.rope_kv.q_steps &&
            attend->u.attend.i_kind == s->u.rope_kv.i_kind && attend->u.attend.i_in_kind == s->u.rope_kv.i_in_kind;
 }

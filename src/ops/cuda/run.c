@@ -70,7 +70,7 @@ struct cs_norm cuda_norm_args(struct compiled *c, const struct plan_step *s)
     buf_id copy = copy_of(c, s->outs[0]);
     struct cs_norm a = { .in = c->bufs[s->in], .ld_in = c->ld[s->in], .m = cuda_rows_of(c, s->in), .width = c->plan->bufs[s->in].width,
                          .n_pieces = s->u.norm.n_pieces > 1 ? s->u.norm.n_pieces : 1, .weight = cuda_constant(c, s, CONST_NORM),
-                         .eps = s->u.norm.eps, .identity = s->u.norm.identity, .sum_scale = s->u.norm.sum_scale,
+                         .bias = cuda_constant(c, s, CONST_NORM_BIAS), .eps = s->u.norm.eps, .identity = s->u.norm.identity, .sum_scale = s->u.norm.sum_scale,
                          .x = cuda_input_of(c, s->outs[0]) };
     if (s->post_add) {
         a.add_to = c->bufs[s->add_to];
@@ -164,6 +164,7 @@ static struct cs_rope rope_of(struct compiled *c, const struct plan_step *s)
         a.v = c->bufs[s->u.rope_kv.v];
         a.ld_v = c->ld[s->u.rope_kv.v];
     }
+    if (s->u.rope_kv.q_steps) a.q_more = batch_at(c, b->at.q_more);
     if (r->n_rot > 0) {
         a.table = batch_at(c, b->at.rope[cuda_rope_of(c, r)]);
         a.n_rot = r->n_rot;
@@ -246,9 +247,12 @@ static int run_delta(struct compiled *c, const struct plan_step *s)
 static int run_glu(struct compiled *c, const struct plan_step *s)
 {
     buf_id copy = copy_of(c, s->outs[0]), out = s->out >= 0 ? s->out : copy;
-    struct cs_glu a = { .gate = c->bufs[s->in], .ld_gate = c->ld[s->in], .up = c->bufs[s->u.glu.up] + s->u.glu.up_first,
-                        .ld_up = c->ld[s->u.glu.up], .m = cuda_rows_of(c, s->in), .width = s->u.glu.width, .kind = (int32_t)s->u.glu.kind,
+    struct cs_glu a = { .gate = c->bufs[s->in], .ld_gate = c->ld[s->in], .m = cuda_rows_of(c, s->in), .width = s->u.glu.width, .kind = (int32_t)s->u.glu.kind,
                         .x = cuda_input_of(c, s->outs[0]) };
+    if (s->u.glu.up >= 0) {
+        a.up = c->bufs[s->u.glu.up] + s->u.glu.up_first;
+        a.ld_up = c->ld[s->u.glu.up];
+    }
     if (out >= 0) {
         a.out = c->bufs[out];
         a.ld_out = c->ld[out];
@@ -393,7 +397,7 @@ mb_status cuda_hidden_out(struct compiled *c, mb_error *err)
         if (!b->rows[i].hidden_out) continue;
         struct cs_norm a = { .in = c->bufs[draws->in] + (b->row_first[i + 1] - 1) * c->ld[draws->in], .ld_in = c->ld[draws->in], .m = 1,
                              .width = c->plan->d_model, .n_pieces = 1, .weight = cuda_constant(c, norm, CONST_NORM),
-                             .eps = norm->u.norm.eps, .out = c->hidden, .ld_out = c->plan->d_model };
+                             .bias = cuda_constant(c, norm, CONST_NORM_BIAS), .eps = norm->u.norm.eps, .out = c->hidden, .ld_out = c->plan->d_model };
         MB_TRY(cuda_check(c->dev, c->dev->lib->norm(&c->ctx, &a, c->dev->stream), "the final norm", err));
         MB_TRY(cuda_check(c->dev, c->dev->lib->copy(b->rows[i].hidden_out, c->hidden, (size_t)c->plan->d_model * sizeof(float),
                                                     c->dev->stream), "the final norm", err));

@@ -19,13 +19,15 @@
 extern "C" {
 #endif
 
-/* y = norm(in) (identity: in): each of the n_pieces vectors of a row by itself.
+/* y = norm(in) (identity: in): each of the n_pieces vectors of a row by itself. With a bias a layer norm: the mean is taken off
+ * before, the bias added behind.
  * Then, in this order: add_to += y, times sum_scale (0: no product); out = y; copy = y; x = y as a linear input. */
 struct cs_norm {
     const float *in;
     int64_t ld_in;
     int32_t m, width, n_pieces;
     const float *weight;        /* [width / n_pieces] or NULL */
+    const float *bias;          /* the same; NULL = an RMS norm */
     float eps;
     int32_t identity;
     float *add_to;              /* NULL = none */
@@ -39,7 +41,7 @@ int cs_norm(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st);
 
 /* act(gate) * up: kinds as plan.h (0 silu, 1 gelu tanh, 2 clamped swiglu). out may be gate. */
 struct cs_glu {
-    const float *gate, *up;
+    const float *gate, *up;     /* up NULL: act(gate) alone */
     int64_t ld_gate, ld_up;
     int32_t m, width, kind;
     float *out;                 /* NULL = none */
@@ -68,6 +70,7 @@ struct cs_rope {
     int32_t m, n_head, n_head_kv, head_dim;
     const float *q_norm, *k_norm; /* [head_dim] or NULL */
     float norm_eps, q_scale;
+    const float *q_more;        /* [m] another factor of each token's queries; NULL = none */
     int32_t v_norm;
     const float *table;         /* [m][n_rot] cosines then sines of each token; NULL: no rotation */
     int32_t n_rot, interleaved;

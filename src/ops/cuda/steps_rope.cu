@@ -122,7 +122,8 @@ static __global__ void __launch_bounds__(HEADS * 32) rope_kernel(const __grid_co
     norm_head(load_head(q, d, lane), q, a.q_norm, a.q_norm != NULL, d, a.norm_eps, y, lane);
     rotate(y, t, a.n_rot, a.interleaved, lane);
     float *out = a.out + (int64_t)token * a.ld_out + (int64_t)head * d;
-    for (int i = lane; i < d; i += 32) out[i] = y[i] * a.q_scale;
+    const float scale = a.q_more ? a.q_scale * a.q_more[token] : a.q_scale;
+    for (int i = lane; i < d; i += 32) out[i] = y[i] * scale;
 }
 
 extern "C" int cs_rope(const struct ck_ctx *c, const struct cs_rope *a, cudaStream_t st)

@@ -35,18 +35,30 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
     __shared__ float warps[32];
     const int row = (int)blockIdx.x, n = a.width / a.n_pieces, first = (int)blockIdx.y * n, tid = (int)threadIdx.x, by = (int)blockDim.x;
     const float *in = a.in + (int64_t)row * a.ld_in + first;
-    float r = 1.0f, inv_mul = x.v ? 1.0f / x.mul : 1.0f, v[KEEP], weight[KEEP];
+    float r = 1.0f, mean = 0.0f, inv_mul = x.v ? 1.0f / x.mul : 1.0f, v[KEEP], weight[KEEP];
     ck_pdl_launch();
 #pragma unroll
     for (int j = 0; j < KEEP; j++) weight[j] = a.weight && tid + j * by < n ? a.weight[tid + j * by] : 1.0f;
     ck_pdl_wait();
 #pragma unroll
     for (int j = 0; j < KEEP; j++) v[j] = tid + j * by < n ? in[tid + j * by] : 0.0f;
+    if (a.bias) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < KEEP; j++) sum = sum + v[j];
+        for (int i = tid + KEEP * by; i < n; i += by) sum = sum + in[i];
+        mean = block_sum(sum, warps) * (1.0f / (float)n);
+    }
     if (!a.identity) {
         float ss = 0.0f;
+        auto square = [&](float y) {
+            if (a.bias) y = y - mean;
+            ss = __fmaf_rn(y, y, ss);
+        };
 #pragma unroll
-        for (int j = 0; j < KEEP; j++) ss = __fmaf_rn(v[j], v[j], ss);
-        for (int i = tid + KEEP * by; i < n; i += by) ss = __fmaf_rn(in[i], in[i], ss);
+        for (int j = 0; j < KEEP; j++)
+            if (tid + j * by < n) square(v[j]);
+        for (int i = tid + KEEP * by; i < n; i += by) square(in[i]);
         ss = block_sum(ss, warps);
         r = 1.0f / sqrtf(ss * (1.0f / (float)n) + a.eps);
     }
@@ -55,8 +67,10 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
     const int64_t x_by = x.layout == CK_X_TILES ? by / 64 * (64 * 128) : by;
     auto put = [&](int i, int j, float y, float g) {
         if (!a.identity) {
+            if (a.bias) y = y - mean;
             y = y * r;
             if (a.weight) y = y * g;
+            if (a.bias) y = y + a.bias[i];
         }
         if (a.add_to) {
             float *to = a.add_to + (int64_t)row * a.ld_add + first + i;
@@ -95,7 +109,7 @@ static __global__ void __launch_bounds__(256) norm_input_kernel(const __grid_con
 extern "C" int cs_norm(const struct ck_ctx *c, const struct cs_norm *a, cudaStream_t st)
 {
     int n = a->width / a->n_pieces;
-    if (a->x && a->n_pieces == 1 && !a->add_to && !a->out && !a->copy && ck_norm_pairs(a->in, a->ld_in, a->weight, n))
+    if (a->x && a->n_pieces == 1 && !a->bias && !a->add_to && !a->out && !a->copy && ck_norm_pairs(a->in, a->ld_in, a->weight, n))
         return ck_launch(c, norm_input_kernel, dim3((unsigned)a->m), 256, 0, st, *a, *a->x);
     return ck_launch(c, norm_kernel, dim3((unsigned)a->m, (unsigned)a->n_pieces), (int)(n >= 1024 ? 512 : 128), 0, st, *a, x_or_none(a->x));
 }
@@ -110,7 +124,7 @@ static __global__ void glu_kernel(struct cs_glu a, ck_x x)
     int64_t i = (int64_t)blockIdx.x * COLUMNS + threadIdx.x;
     float y = 0.0f;
     if (i < a.width) {
-        y = ck_glu(a.kind, a.gate[(int64_t)row * a.ld_gate + i], a.up[(int64_t)row * a.ld_up + i]);
+        y = ck_glu(a.kind, a.gate[(int64_t)row * a.ld_gate + i], a.up ? a.up[(int64_t)row * a.ld_up + i] : 1.0f);
         if (a.out) a.out[(int64_t)row * a.ld_out + i] = y;
     }
     if (x.v && i < x.k_pad) x_put(x, 1.0f / x.mul, row, i, y);
