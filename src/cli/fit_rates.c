@@ -10,7 +10,7 @@
 #include "cli/fit.h"
 
 #define FRESH_MS (30LL * 24 * 3600 * 1000)
-#define MEASURE_S 0.7
+#define MEASURE_S 0.9
 #define TEXT_LIMIT ((size_t)64 << 10)
 
 /* --- rates as text --- */
