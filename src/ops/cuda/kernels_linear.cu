@@ -466,8 +466,9 @@ template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const str
     dim3 grid((unsigned)(a.n_units < most ? a.n_units : most), (unsigned)tokens);
     size_t smem = R::bytes;
     if (a.x.norm_in) smem = (size_t)(R::bytes + 127) / 128 * 128 + (size_t)a.m * (size_t)CK_NORM_LD(a.x.k_pad) * sizeof(__half);
-    /* x of 8 tokens (64 KB for k of 4,096) then comes from the second level once a multiprocessor, not once a unit; a smaller one always does. */
-    unsigned shared = R::near && a.m > 2 && a.x.k_pad >= 2048 ? ck_shared_percent(R::blocks, smem) : 0u;
+    /* x of 8 tokens (64 KB for k of 4,096) then comes from the second level once a multiprocessor, not once a unit. A smaller one always does, and
+     * attention before and behind takes what there is: a multiprocessor must be empty to be divided otherwise. */
+    unsigned shared = !R::near ? 0u : a.m > 2 && a.x.k_pad >= 2048 ? ck_shared_percent(R::blocks, smem) : 100u;
     if (c->major >= 9) return ck_launch_shape(c, ring_kernel<FMT, NS, NT, RT, GLU>, ck_shape{ grid, 1u, R::threads, smem, shared }, st, a);
     if constexpr (RT == (GLU ? 2 : 1)) return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
     else return (int)cudaErrorInvalidValue; /* launch_nt asks for no other before sm_90 */
