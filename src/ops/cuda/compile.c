@@ -43,7 +43,8 @@ static bool delta_runs(const struct plan_step *s)
 
 static mb_status check_step(const struct plan_step *s, mb_error *err)
 {
-    if (s->op == STEP_HEADS || s->op == STEP_LATENT || s->op == STEP_INDEX) return refuse(s, "attention over latents does", err);
+    const char *latent = cuda_latent_refuses(s);
+    if (latent) return refuse(s, latent, err);
     if (s->op == STEP_DELTA && !delta_runs(s)) return refuse(s, "gated delta nets with heads of more than 128 values do", err);
     if (s->op == STEP_EXPERTS && !experts_run(s)) return refuse(s, "experts whose matrices do not end with a tile of 16 rows do", err);
     if (s->op == STEP_ROUTE && !route_runs(s)) return refuse(s, "more than 1,024 experts, or 32 for a token, do", err);
@@ -83,6 +84,14 @@ int cuda_rope_of(const struct compiled *c, const struct rope_spec *r)
     return i;
 }
 
+static mb_status note_rope(struct compiled *c, const struct plan_step *s, const struct rope_spec *r, mb_error *err)
+{
+    if (r->n_rot == 0 || cuda_rope_of(c, r) < c->n_ropes) return MB_OK;
+    if (c->n_ropes == CUDA_ROPES) return refuse(s, "more than 8 different position tables do", err);
+    c->ropes[c->n_ropes++] = (struct cuda_rope_table){ r->table, r->n_rot };
+    return MB_OK;
+}
+
 static mb_status note_step(struct compiled *c, const struct plan_step *s, mb_error *err)
 {
     if (s->op == STEP_ATTEND && cuda_window_of(c, s->u.attend.window) == c->n_windows) {
@@ -94,10 +103,8 @@ static mb_status note_step(struct compiled *c, const struct plan_step *s, mb_err
         c->q_steps = s->u.rope_kv.q_steps;
         c->q_step_tokens = s->u.rope_kv.q_step_tokens;
     }
-    if (s->op == STEP_ROPE_KV && s->u.rope_kv.rope.n_rot > 0 && cuda_rope_of(c, &s->u.rope_kv.rope) == c->n_ropes) {
-        if (c->n_ropes == CUDA_ROPES) return refuse(s, "more than 8 different position tables do", err);
-        c->ropes[c->n_ropes++] = (struct cuda_rope_table){ s->u.rope_kv.rope.table, s->u.rope_kv.rope.n_rot };
-    }
+    if (s->op == STEP_ROPE_KV) return note_rope(c, s, &s->u.rope_kv.rope, err);
+    if (s->op == STEP_LATENT) return note_rope(c, s, &s->u.latent.rope, err);
     return MB_OK;
 }
 
@@ -135,12 +142,13 @@ static mb_status describe_plan(struct compiled *c, struct device *d, const struc
         if (p->kinds[k].type == KIND_STATE) c->state_kind = (int)k;
     for (int32_t i = 0; i < p->n_steps; i++) {
         MB_TRY(note_step(c, &p->steps[i], err));
-        if (p->steps[i].op == STEP_ATTEND) note_attention(c, &p->steps[i], &n_head, &d_max);
+        if (p->steps[i].op == STEP_ATTEND && !cuda_is_latent(&p->steps[i])) note_attention(c, &p->steps[i], &n_head, &d_max);
         if (p->steps[i].op == STEP_EXPERTS) note_experts(&c->moe, &p->steps[i]);
         if (p->steps[i].op == STEP_DRAWS) c->i_draws = i;
     }
     for (int32_t i = p->n_steps - 1; i > c->i_draws; i--)
         if (p->steps[i].op == STEP_NORM) c->i_final_norm = i;
+    c->latent_work_bytes = cuda_latent_work_bytes(c);
     c->ctx.work_bytes = d->lib->work_bytes(&d->ctx, p->m_max, n_head, d_max, p->n_context);
     return MB_OK;
 }
@@ -218,6 +226,7 @@ static size_t lay_out(struct compiled *c, uint8_t *base)
         if (p->steps[i].op == STEP_GLU && p->steps[i].outs[0] >= 0) c->inputs[p->steps[i].outs[0]].mul = CUDA_GLU_MUL;
     c->batch_dev = take(base, &off, batch_bytes(c));
     c->ctx.work = take(base, &off, c->ctx.work_bytes);
+    c->latent_work = take(base, &off, c->latent_work_bytes);
     c->sample_scratch = take(base, &off, c->dev->lib->sample_scratch_bytes(p->n_vocab, p->n_draw_max));
     c->jobs_dev = (struct cuda_draw_job *)(void *)take(base, &off, (size_t)p->n_draw_max * sizeof *c->jobs_dev);
     c->hidden = (float *)(void *)take(base, &off, (size_t)p->d_model * sizeof(float));
@@ -334,7 +343,7 @@ float *cuda_buffer(struct compiled *c, buf_id b, size_t *row_bytes)
 
 void cuda_describe_step(struct compiled *c, int32_t i_step, char *text, size_t cap)
 {
-    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "delta", "glu", "route", "experts", "draws", "sample" };
+    static const char *const ops[] = { "embed", "norm", "linear", "rope+kv", "attend", "heads", "latent", "index", "delta", "glu", "route", "experts", "draws", "sample" };
     static const char *const forms[CK_FORMATS] = { "q4", "q8", "f16" };
     const struct plan_step *s = &c->plan->steps[i_step];
     size_t n = (size_t)snprintf(text, cap, "%-8s", ops[s->op]);

@@ -23,6 +23,10 @@ static void vectors_of(const struct compiled *c, const struct plan_step *s, stru
     } else if (s->op == STEP_ROUTE) {
         out[CONST_SCALES] = (struct vector){ s->u.route.expert_scale, s->u.route.n_expert };
         out[CONST_CHOICE_BIAS] = (struct vector){ s->u.route.choice_bias, s->u.route.n_expert };
+    } else if (s->op == STEP_LATENT) {
+        out[CONST_LATENT_NORM] = (struct vector){ s->u.latent.norm, s->u.latent.d_latent };
+        out[CONST_INDEX_NORM] = (struct vector){ s->u.latent.index_key >= 0 ? s->u.latent.index_norm : NULL, s->u.latent.d_index };
+        out[CONST_INDEX_BIAS] = (struct vector){ s->u.latent.index_key >= 0 ? s->u.latent.index_norm_bias : NULL, s->u.latent.d_index };
     } else if (s->op == STEP_EXPERTS) {
         int64_t n = s->u.experts.n_expert, d = s->u.experts.gate->k;
         out[CONST_GATE_BIAS] = (struct vector){ s->u.experts.gate_bias, n * s->u.experts.width };

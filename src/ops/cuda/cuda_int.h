@@ -163,6 +163,8 @@ struct compiled {
     struct cuda_batch batch;
     struct cuda_ahead ahead;
     struct cuda_moe moe;
+    void *latent_work;           /* of attention over latents, and of its indexer */
+    size_t latent_work_bytes;
     int32_t i_draws, i_final_norm;
     bool use_graphs;
     struct cuda_graph graphs[CUDA_SMALL + 1][CUDA_SPLIT_STEPS];
@@ -173,7 +175,8 @@ struct compiled {
 /* Vectors of a step that live on the host in the plan and on the device here. */
 enum cuda_constant {
     CONST_NORM = 0, CONST_NORM_BIAS = 1, CONST_Q_NORM = 0, CONST_K_NORM = 1, CONST_SINKS = 0, CONST_BIAS = 0, CONST_SCALES = 0, CONST_CHOICE_BIAS = 1, CONST_GATE_BIAS = 0,
-    CONST_UP_BIAS = 1, CONST_DOWN_BIAS = 2, CONST_CONV = 0, CONST_DECAY = 1, CONST_DT_BIAS = 2, CONST_DELTA_NORM = 3, CUDA_CONSTANTS = PLAN_MAX_PARTS
+    CONST_UP_BIAS = 1, CONST_DOWN_BIAS = 2, CONST_LATENT_NORM = 0, CONST_INDEX_NORM = 1, CONST_INDEX_BIAS = 2,
+    CONST_CONV = 0, CONST_DECAY = 1, CONST_DT_BIAS = 2, CONST_DELTA_NORM = 3, CUDA_CONSTANTS = PLAN_MAX_PARTS
 };
 
 /* load.c: MB_UNSUPPORTED says where it was looked for and what to do. */
@@ -238,6 +241,14 @@ void cuda_adapters_free(struct device *d);
 /* moe.c: steps route and experts. */
 int cuda_run_route(struct compiled *c, const struct plan_step *s);
 int cuda_run_experts(struct compiled *c, const struct plan_step *s);
+/* latent.c: attention over latents. What of it does not run here, NULL: it does; bytes of latent_work; the steps. */
+bool cuda_is_latent(const struct plan_step *s);
+const char *cuda_latent_refuses(const struct plan_step *s);
+size_t cuda_latent_work_bytes(const struct compiled *c);
+int cuda_run_heads(struct compiled *c, const struct plan_step *s);
+int cuda_run_latent(struct compiled *c, const struct plan_step *s);
+int cuda_run_index(struct compiled *c, const struct plan_step *s);
+int cuda_run_latent_attend(struct compiled *c, const struct plan_step *s);
 /* A linear input in the layout that its rows now want; NULL for none (run.c). */
 const struct ck_x *cuda_input_of(struct compiled *c, buf_id b);
 /* Rows of a buffer in the batch at hand (run.c). */

@@ -101,7 +101,9 @@ size_t cuda_memory_free(struct device *d)
 void cuda_kv_sizes(struct device *d, struct kv_kind *k)
 {
     bool state = k->type == KIND_STATE;
-    k->head_bytes = state ? ((size_t)k->state_floats * sizeof(float) + 63) / 64 * 64 : d->lib->kv_head_bytes(k->format, k->head_dim);
+    k->head_bytes = state ? ((size_t)k->state_floats * sizeof(float) + 63) / 64 * 64
+                    : k->type == KIND_LATENT ? d->lib->latent_page_bytes(k->format, k->head_dim)
+                                             : d->lib->kv_head_bytes(k->format, k->head_dim);
     size_t bytes = k->head_bytes * (size_t)(state ? 1 : k->n_head_kv) * (size_t)k->n_layer;
     k->page_bytes = (bytes + KV_PAGE_UNIT - 1) / KV_PAGE_UNIT * KV_PAGE_UNIT;
 }

@@ -230,6 +230,13 @@ static struct cuda_library table()
     t.attn_small_tokens = ck_attn_small_tokens;
     t.attn_large_tokens = ck_attn_large_tokens;
     t.attend = ck_attend;
+    t.latent_page_bytes = cl_page_bytes;
+    t.latent_work_bytes = cl_attend_work_bytes;
+    t.heads = cl_heads;
+    t.latent = cl_latent;
+    t.latent_attend = cl_attend;
+    t.index = cl_index;
+    t.index_work_bytes = cl_index_work_bytes;
     return t;
 }
 

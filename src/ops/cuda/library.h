@@ -10,9 +10,10 @@
 #define OPS_CUDA_LIBRARY_H
 
 #include "ops/cuda/kernels.h"
+#include "ops/cuda/latent.h"
 #include "ops/cuda/steps.h"
 
-#define CUDA_LIBRARY_ABI 6 /* a change of any line here, in steps.h or kernels.h */
+#define CUDA_LIBRARY_ABI 7 /* a change of any line here, in steps.h, latent.h or kernels.h */
 
 struct cuda_device_info {
     char name[64];
@@ -106,6 +107,14 @@ struct cuda_library {
     int (*attn_small_tokens)(int n_head, int n_head_kv);
     int (*attn_large_tokens)(int n_head, int n_head_kv);
     int (*attend)(const struct ck_ctx *c, const struct ck_attend *a, cudaStream_t st);
+    /* latent.h */
+    size_t (*latent_page_bytes)(int format, int rows);
+    size_t (*latent_work_bytes)(const struct ck_ctx *c, int n_head, int d_value, int n_context);
+    int (*heads)(const struct ck_ctx *c, const struct cl_heads *a, cudaStream_t st);
+    int (*latent)(const struct ck_ctx *c, const struct cl_latent *a, cudaStream_t st);
+    int (*latent_attend)(const struct ck_ctx *c, const struct cl_attend *a, cudaStream_t st);
+    int (*index)(const struct ck_ctx *c, const struct cl_index *a, cudaStream_t st);
+    size_t (*index_work_bytes)(int n_context);
 };
 
 /* The only symbol that the library exports. */

@@ -328,14 +328,17 @@ static int run_step(struct compiled *c, const struct plan_step *s, const struct 
         if (s + 1 == end || !cuda_rope_fuses(c, s, s + 1)) return run_rope(c, s);
         *n = 2;
         return run_attend(c, s + 1, s);
-    case STEP_ATTEND: return run_attend(c, s, NULL);
+    case STEP_ATTEND: return cuda_is_latent(s) ? cuda_run_latent_attend(c, s) : run_attend(c, s, NULL);
+    case STEP_HEADS: return cuda_run_heads(c, s);
+    case STEP_LATENT: return cuda_run_latent(c, s);
+    case STEP_INDEX: return cuda_run_index(c, s);
     case STEP_GLU: return run_glu(c, s);
     case STEP_DRAWS: return run_draws_step(c, s, end, n);
     case STEP_SAMPLE: return run_sample(c, s);
     case STEP_ROUTE: return cuda_run_route(c, s);
     case STEP_EXPERTS: return cuda_run_experts(c, s);
     case STEP_DELTA: return run_delta(c, s);
-    case STEP_HEADS: case STEP_LATENT: case STEP_INDEX: case STEP_SIGNAL: case STEP_EXPECT: break; /* refused with the plan */
+    case STEP_SIGNAL: case STEP_EXPECT: break; /* refused with the plan */
     }
     return -1;
 }

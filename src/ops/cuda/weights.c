@@ -1,6 +1,6 @@
 /* weights.c: checkpoint matrices to packed weights on the card. The file's bytes are sent in pieces of whole tile rows and a
  * kernel packs each piece (kernels.h has the layout); what the kernel does not know, the fp formats, becomes bfloat16 on the
- * host first, exactly. One packed copy serves products and rows of a table.
+ * host first, exactly, and what the file has turned (attention over latents) becomes floats. One packed copy serves products and rows of a table.
  */
 #include <string.h>
 
@@ -82,7 +82,7 @@ static bool is_fp_format(const struct weight_source *s)
 static struct pack_source to_pack_source(const struct weight_source *s)
 {
     return (struct pack_source){ .spec = s->spec, .dt = s->dt, .n = s->n, .k = s->k, .w = s->w, .scales = s->scales,
-                                 .biases = s->biases, .row_step = s->row_step, .block_dt = s->block_dt, .row0 = s->row0 };
+                                 .biases = s->biases, .turned = s->turned, .row_step = s->row_step, .block_dt = s->block_dt, .row0 = s->row0 };
 }
 
 /* Fills w and *bytes. The CPU's check of shapes and schemes comes first: same texts. */
@@ -91,14 +91,14 @@ static mb_status plan_weight(struct device *d, const struct weight_source *src, 
     struct cpu_weight as_cpu;
     struct pack_source p = to_pack_source(src);
     const char *name = src->name ? src->name : "?";
-    bool plain = src->spec.mode != QUANT_AFFINE;
+    bool plain = src->spec.mode != QUANT_AFFINE || src->turned;
     if (cpu_pack_plan(&p, &as_cpu, err) != MB_OK) return mb_error_prefix(err, "tensor %s", name);
     if (src->spec.mode == QUANT_TRELLIS)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "tensor %s: trellis-coded weights do not run on a GPU in this version; use "
                           "--device cpu", name);
     d->lib->device_use(d->ordinal);
-    *bytes = d->lib->weight_bytes(w, plain ? 0 : src->spec.bits, plain ? 64 : src->spec.group_size, src->spec.group_size == 16, src->n,
-                                  src->k);
+    *bytes = d->lib->weight_bytes(w, plain ? 0 : src->spec.bits, plain ? 64 : src->spec.group_size, src->spec.group_size == 16 && !src->turned,
+                                  src->n, src->k);
     if (*bytes == 0)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "tensor %s: a matrix of %lld x %lld with %d bits in groups of %d does not run on a "
                           "GPU in this version; use --device cpu", name, (long long)src->n, (long long)src->k, src->spec.bits,
@@ -134,6 +134,7 @@ struct piece_plan {
 static struct piece_plan plan_pieces(const struct weight_source *s)
 {
     size_t e = s->dt == DT_F32 ? 4 : 2;
+    if (s->turned) return (struct piece_plan){ .row_bytes = (size_t)s->k * 4, .dt = CK_DT_F32, .group = 64 };
     if (is_fp_format(s)) return (struct piece_plan){ .row_bytes = (size_t)s->k * 2, .dt = CK_DT_BF16, .group = 64 };
     int dt = s->dt == DT_F32 ? CK_DT_F32 : s->dt == DT_F16 ? CK_DT_F16 : CK_DT_BF16;
     if (s->spec.mode == QUANT_NONE) return (struct piece_plan){ .row_bytes = (size_t)s->k * e, .dt = dt, .group = 64 };
@@ -142,30 +143,62 @@ static struct piece_plan plan_pieces(const struct weight_source *s)
                                 .group = s->spec.group_size, .dt = dt };
 }
 
-/* fp formats: rows of the matrix as bfloat16, all threads. */
-struct fp_job {
+/* Rows of the matrix made by the host, all threads: fp formats as bfloat16, what the file has turned as floats. */
+struct host_job {
     struct pack_source src;
+    enum dtype dt;              /* turned: of the CPU's packed blocks */
     int64_t row0, n_rows;
-    uint16_t *out;
+    uint8_t *out;               /* NULL: the card reads the file's bytes */
+    uint8_t *blocks;            /* turned: one of 16 rows a thread */
 };
 
 static void fp_share(void *ctx, int i_thread, int n_threads)
 {
-    const struct fp_job *j = ctx;
+    const struct host_job *j = ctx;
     int64_t first, end, step = j->src.row_step > 0 ? j->src.row_step : 1;
     threads_share(j->n_rows, 1, i_thread, n_threads, &first, &end);
-    for (int64_t r = first; r < end; r++) cpu_fp_row(&j->src, (j->row0 + r) * step, j->out + r * j->src.k);
+    for (int64_t r = first; r < end; r++) cpu_fp_row(&j->src, (j->row0 + r) * step, (uint16_t *)(void *)j->out + r * j->src.k);
+}
+
+/* The CPU turns 16 rows at a time, into [k][16]. */
+static void turned_share(void *ctx, int i_thread, int n_threads)
+{
+    const struct host_job *j = ctx;
+    int64_t first, end, k = j->src.k;
+    uint8_t *block = j->blocks + (size_t)i_thread * (size_t)k * TILE_ROWS * sizeof(float);
+    threads_share(j->n_rows, TILE_ROWS, i_thread, n_threads, &first, &end);
+    for (int64_t r = first; r < end; r += TILE_ROWS) {
+        int64_t at = (j->row0 + r) / TILE_ROWS;
+        cpu_pack_blocks(&j->src, at, at + 1, block);
+        for (int64_t i = 0; i < TILE_ROWS && r + i < end; i++)
+            for (int64_t c = 0; c < k; c++) ((float *)(void *)j->out)[(r + i) * k + c] = dtype_float_at(block, j->dt, c * TILE_ROWS + i);
+    }
+}
+
+/* Room for `rows` of them, where the host makes any. */
+static mb_status host_job_open(struct host_job *j, const struct device *d, const struct weight_source *s, const struct piece_plan *p, int64_t rows,
+                               mb_error *err)
+{
+    struct cpu_weight as_cpu;
+    size_t bytes = (size_t)rows * p->row_bytes, blocks = s->turned ? (size_t)pool_n_threads(d->pool) * (size_t)s->k * TILE_ROWS * sizeof(float) : 0;
+    *j = (struct host_job){ .src = to_pack_source(s) };
+    if (!is_fp_format(s) && !s->turned) return MB_OK;
+    MB_TRY(cpu_pack_plan(&j->src, &as_cpu, err));
+    j->dt = as_cpu.dt;
+    j->out = mb_alloc(bytes + blocks);
+    j->blocks = j->out ? j->out + bytes : NULL;
+    return j->out ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory for %s", s->name);
 }
 
 /* Rows [row0, row0 + n) of the source, which are rows at .. of the weight, through the area: codes, then scales, then biases. */
 static int pack_piece(struct device *d, const struct weight_source *s, const struct piece_plan *p, const struct ck_weight *w,
-                      const uint16_t *converted, int64_t row0, int64_t n, int64_t at)
+                      const uint8_t *converted, int64_t row0, int64_t n, int64_t at)
 {
     const struct cuda_library *lib = d->lib;
     int64_t step = converted ? 1 : s->row_step > 0 ? s->row_step : 1;
     size_t first = converted ? 0 : (size_t)(row0 * step), span = (size_t)((n - 1) * step + 1);
     uint8_t *codes = d->pack_area, *scales = codes + round_up(span * p->row_bytes), *biases = scales + round_up(span * p->scale_bytes);
-    const uint8_t *from = converted ? (const uint8_t *)converted : (const uint8_t *)s->w + first * p->row_bytes;
+    const uint8_t *from = converted ? converted : (const uint8_t *)s->w + first * p->row_bytes;
     int code = lib->copy(codes, from, span * p->row_bytes, d->stream);
     if (code == 0 && p->scale_bytes)
         code = lib->copy(scales, (const uint8_t *)s->scales + first * p->scale_bytes, span * p->scale_bytes, d->stream);
@@ -183,18 +216,16 @@ static mb_status pack_rows(struct device *d, const struct weight_source *s, cons
     struct piece_plan p = plan_pieces(s);
     int64_t step = s->row_step > 0 && !is_fp_format(s) ? s->row_step : 1;
     int64_t rows = (int64_t)((PACK_BYTES - 4096) / ((p.row_bytes + 2 * p.scale_bytes) * (size_t)step)) / TILE_ROWS * TILE_ROWS;
-    struct fp_job j = { .src = to_pack_source(s) };
-    mb_status st = MB_OK;
+    struct host_job j;
     if (rows < TILE_ROWS) return mb_fail(err, MB_UNSUPPORTED, "tensor %s: rows of %lld values are too long for a GPU", s->name, (long long)s->k);
     if (rows > s->n) rows = (s->n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     if (!d->pack_area) MB_TRY(cuda_check(d, d->lib->alloc(&d->pack_area, PACK_BYTES), "memory for packing", err));
-    if (is_fp_format(s) && !(j.out = mb_alloc((size_t)(rows * s->k) * sizeof *j.out)))
-        return mb_fail(err, MB_NO_MEMORY, "out of memory for %s", s->name);
+    mb_status st = host_job_open(&j, d, s, &p, rows, err);
     for (int64_t at = 0; st == MB_OK && at < s->n; at += rows) {
         int64_t n = s->n - at < rows ? s->n - at : rows;
         j.row0 = at;
         j.n_rows = n;
-        if (j.out) pool_run(d->pool, fp_share, &j);
+        if (j.out) pool_run(d->pool, s->turned ? turned_share : fp_share, &j);
         st = cuda_check(d, pack_piece(d, s, &p, w, j.out, at, n, first + at), s->name, err);
     }
     mb_free(j.out);
