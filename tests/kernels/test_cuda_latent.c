@@ -228,6 +228,13 @@ static void check_shape(const struct shape *s)
     data_open(&t, s);
     float *all = run(&t, s, 0, s->m, 0);
     check_near(&t, s, all);
+    t.ctx.wgmma = 0; /* the other form */
+    float *other = run(&t, s, 0, s->m, 0);
+    for (size_t i = 0; i < (size_t)s->m * row / sizeof(float); i++)
+        if (memcmp(&other[i], &all[i], sizeof(float)) != 0)
+            fail_msg("%s: value %zu is %.9g without wgmma, %.9g with", s->name, i, (double)other[i], (double)all[i]);
+    free(other);
+    t.ctx.wgmma = dev->ctx.wgmma;
     for (int32_t i = 0; i < s->m; i += s->m > 8 ? 13 : 1)
         for (int32_t n = 1; n <= 2 && i + n <= s->m; n++) {
             float *alone = run(&t, s, i, n, 3 * (n - 1));
@@ -287,7 +294,7 @@ static void by_products(const struct heads *h, const struct ck_weight *w, const 
 
 static void check_heads(const struct heads *h)
 {
-    static const int32_t ms[] = { 1, 8, 9, 33, 70 };
+    static const int32_t ms[] = { 1, 8, 9, 33, 70, 150 };
     struct ck_weight w;
     pack(&w, h);
     for (size_t i = 0; i < sizeof ms / sizeof ms[0]; i++) {
@@ -320,35 +327,60 @@ static void test_heads_are_products(void **state)
 
 /* --- times --- */
 
-static void print_time(int32_t n_head, int32_t m, int32_t keys)
+static void print_time(int32_t n_head, int32_t m, int32_t keys, int wgmma)
 {
     struct shape s = { "time", n_head, 512, 64, CK_KV_F16, m, keys, 0 };
     struct data t;
     enum { REPEATS = 20 };
     data_open(&t, &s);
+    t.ctx.wgmma = wgmma;
     struct cl_attend a = attend_of(&t, &s, 0, m, 0);
     for (int round = 0; round < 2; round++) { /* the first one warms up */
         int64_t t0 = clock_now_ns();
         for (int i = 0; i < REPEATS; i++) check(lib->latent_attend(&t.ctx, &a, dev->stream), "time");
         check(lib->stream_wait(dev->stream), "time");
-        if (round == 1) printf("%d heads, %d tokens, %d keys: %.1f us\n", (int)n_head, (int)m, (int)keys, (double)(clock_now_ns() - t0) / 1e3 / REPEATS);
+        if (round == 1) printf("%d heads, %d tokens, %d keys, wgmma %d: %.1f us\n", (int)n_head, (int)m, (int)keys, wgmma, (double)(clock_now_ns() - t0) / 1e3 / REPEATS);
     }
     data_close(&t);
 }
 
+/* The two matrices of a head of 128 and latents of 512, 4 bit. */
+static void print_heads_time(int32_t m)
+{
+    static const struct heads both[] = { { 4, 64, 128, 512, 128 }, { 4, 64, 128, 128, 512 } };
+    for (int i = 0; i < 2; i++) {
+        const struct heads *h = &both[i];
+        struct ck_weight w;
+        enum { REPEATS = 20 };
+        pack(&w, h);
+        size_t in_bytes = (size_t)(m * h->n_head * h->k) * sizeof(float), out_bytes = (size_t)(m * h->n_head * h->n) * sizeof(float);
+        float *in = room(in_bytes), *out = room(out_bytes);
+        struct cl_heads a = { .w = &w, .in = in, .ld_in = (int64_t)h->n_head * h->k, .in_step = h->k, .out = out, .ld_out = (int64_t)h->n_head * h->n,
+                              .out_step = h->n, .m = m, .n_head = h->n_head };
+        check(lib->fill(in, 0, in_bytes, dev->stream), "zeros");
+        for (int round = 0; round < 2; round++) {
+            int64_t t0 = clock_now_ns();
+            for (int j = 0; j < REPEATS; j++) check(lib->heads(&dev->ctx, &a, dev->stream), "time");
+            check(lib->stream_wait(dev->stream), "time");
+            if (round == 1) printf("128 heads of %d x %d, %d tokens: %.1f us\n", (int)h->n, (int)h->k, (int)m, (double)(clock_now_ns() - t0) / 1e3 / REPEATS);
+        }
+        lib->free(in);
+        lib->free(out);
+        lib->free(w.tiles);
+    }
+}
+
 static void test_times(void **state)
 {
-    static const int32_t heads[] = { 128, 20 };
+    static const int32_t heads[] = { 128, 20 }, batch[][2] = { { 1, 1024 }, { 1, 8192 }, { 8, 1024 }, { 8, 8192 }, { 32, 1024 }, { 512, 512 }, { 512, 8192 } };
     NEEDS_GPU();
     if (!getenv("MLX_BUN_TEST_TIMES")) skip();
-    for (int i = 0; i < 2; i++) {
-        print_time(heads[i], 1, 1024);
-        print_time(heads[i], 1, 8192);
-        print_time(heads[i], 8, 1024);
-        print_time(heads[i], 32, 1024);
-        print_time(heads[i], 512, 512);
-        print_time(heads[i], 512, 8192);
-    }
+    print_heads_time(1);
+    print_heads_time(32);
+    print_heads_time(512);
+    for (size_t i = 0; i < 2; i++)
+        for (size_t j = 0; j < sizeof batch / sizeof batch[0]; j++)
+            for (int wgmma = dev->ctx.wgmma; wgmma >= 0; wgmma--) print_time(heads[i], batch[j][0], batch[j][1], wgmma);
 }
 
 static int open_all(void **state)

@@ -7,44 +7,12 @@
  * same operations, so the same bits. A row's numbers do not depend on the rows beside it.
  * f32 and bf16 pages, and heads that are not whole steps of 16: a key at a time, a warp a head.
  */
-#include "ops/cuda/latent_dev.cuh"
+#include "ops/cuda/kernels_latent.cuh"
 
-#define TILE 64
-#define TILES (CK_ATTN_SPLIT / TILE) /* of a split */
-#define THREADS 256
 #define S_LD 68 /* floats of a row of scores; its p, as halves, take their place */
-
-/* What token i sees: n keys, of all or of the list. */
-struct seen { int n; const float *list; };
-static __device__ __forceinline__ struct seen seen_by(const struct cl_attend &a, int token)
-{
-    struct seen s = { a.p.index[token] + 1, NULL };
-    if (a.chosen && s.n > a.top_k) {
-        s.n = a.top_k;
-        s.list = a.chosen + (int64_t)token * a.ld_chosen;
-    }
-    return s;
-}
-static __device__ __forceinline__ int key_index(const struct seen &s, int j) { return s.list ? (int)s.list[j] : j; }
-
-/* One split more: left to right. */
-struct merged { float m, l, old_by, new_by; };
-static __device__ __forceinline__ void merge_next(struct merged &t, float m, float l)
-{
-    const float top = fmaxf(t.m, m);
-    t.old_by = ck_exp2(__fsub_rn(t.m, top));
-    t.new_by = ck_exp2(__fsub_rn(m, top));
-    t.m = top;
-    t.l = __fmaf_rn(l, t.new_by, __fmul_rn(t.l, t.old_by));
-}
 
 /* --- tensor cores --- */
 
-static __device__ __forceinline__ void copy16(uint32_t dst, const void *src, bool there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory");
-}
-static __device__ __forceinline__ void copies_end(void) { asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory"); }
 static __device__ __forceinline__ void ldm4(uint32_t r[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
@@ -83,7 +51,7 @@ static __device__ __forceinline__ void bring_tile(const struct cl_attend &a, con
     const uint8_t *from = cl_key(a.p, token, index);
     const uint32_t to = k_at + (uint32_t)row * (uint32_t)d_pad * 2;
     if ((tid & 3) == 0) turns[row] = index & 7;
-    for (int c = tid & 3; c < chunks; c += 4) copy16(to + (uint32_t)c * 16, from + c * 16, there);
+    for (int c = tid & 3; c < chunks; c += 4) cl_copy16(to + (uint32_t)c * 16, from + c * 16, there);
 }
 
 /* Queries of the block's heads as halves: chunk c of row r at c ^ (r % 8). */
@@ -135,15 +103,17 @@ template <int RG> static __device__ __forceinline__ void score_tile(const struct
     }
 }
 
-/* A row's softmax: four threads, 16 keys each. */
+/* A row's softmax: four threads, 16 keys each: of every 8, keys 2 part and 2 part + 1, as an instruction's results lie. */
 struct row_state { float m, l; struct merged all; };
 static __device__ __forceinline__ float weigh(float *s_row, int part, int n_left, struct row_state &r)
 {
-    float v[16], top = -INFINITY, sum = 0.0f;
+    float v[16], top = -INFINITY, sum[2] = { 0.0f, 0.0f };
+    const int first = 2 * part;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        v[i] = s_row[16 * part + i];
-        if (16 * part + i < n_left) top = fmaxf(top, v[i]);
+        const int key = first + i / 2 * 8 + i % 2;
+        v[i] = s_row[key];
+        if (key < n_left) top = fmaxf(top, v[i]);
     }
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
@@ -151,17 +121,20 @@ static __device__ __forceinline__ float weigh(float *s_row, int part, int n_left
     const float al = ck_exp2(__fsub_rn(r.m, top));
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        v[i] = 16 * part + i < n_left ? ck_exp2(__fsub_rn(v[i], top)) : 0.0f;
-        sum = __fadd_rn(sum, v[i]);
+        v[i] = first + i / 2 * 8 + i % 2 < n_left ? ck_exp2(__fsub_rn(v[i], top)) : 0.0f;
+        sum[i / 8] = __fadd_rn(sum[i / 8], v[i]);
     }
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 1));
+        sum[h] = __fadd_rn(sum[h], __shfl_xor_sync(0xffffffffu, sum[h], 2));
+    }
     r.m = top;
-    r.l = __fmaf_rn(r.l, al, sum);
-    __half2 *p = (__half2 *)s_row + 8 * part;
+    r.l = __fmaf_rn(r.l, al, __fadd_rn(sum[0], sum[1]));
+    __half2 *p = (__half2 *)s_row + part;
     __syncwarp(); /* the row has been read */
 #pragma unroll
-    for (int i = 0; i < 8; i++) p[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+    for (int i = 0; i < 8; i++) p[4 * i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
     return al;
 }
 
@@ -195,14 +168,6 @@ static __device__ __forceinline__ void add_values(const struct cl_attend &a, flo
     }
 }
 
-/* Where a split leaves o and (m, l) of a token's head. */
-static __device__ __forceinline__ int64_t part_at(const struct cl_attend &a, int token, int head, int split)
-{
-    return ((int64_t)token * a.n_head + head) * a.n_split + split;
-}
-static __host__ __device__ __forceinline__ float *part_ml(const struct cl_attend &a) { return (float *)a.work; }
-static __device__ __forceinline__ float *part_o(const struct cl_attend &a) { return (float *)a.work + (int64_t)a.m * a.n_head * a.n_split * 2; }
-
 /* The end of a split: o to its place, or into out, which holds what came before. f: [3][16 RG] factors of old and new, of the result. */
 template <int RG>
 static __device__ __forceinline__ void leave(const struct cl_attend &a, float (&o)[8 * RG][4], int token, int head0, int split, bool alone, bool first, const float *f)
@@ -214,17 +179,18 @@ static __device__ __forceinline__ void leave(const struct cl_attend &a, float (&
         if (head >= a.n_head) continue;
         float *to = alone ? part_o(a) + part_at(a, token, head, split) * a.d_value : a.out + (int64_t)token * a.ld_out + (int64_t)head * a.d_value;
         const float old_by = f[row], new_by = f[16 * RG + row], by = f[2 * 16 * RG + row];
+        float2 old[8 * RG]; /* on their way together */
+#pragma unroll
+        for (int b = 0; b < 8 * RG; b++) old[b] = alone || first || col0 + 8 * b >= a.d_value ? make_float2(0.0f, 0.0f) : __ldcg((const float2 *)(to + col0 + 8 * b));
 #pragma unroll
         for (int b = 0; b < 8 * RG; b++) {
             if (col0 + 8 * b >= a.d_value) continue;
-            float2 *at = (float2 *)(to + col0 + 8 * b);
             float2 v = make_float2(o[b][2 * half], o[b][2 * half + 1]);
             if (!alone) {
-                const float2 old = first ? make_float2(0.0f, 0.0f) : *at;
-                v.x = __fmul_rn(__fmaf_rn(v.x, new_by, __fmul_rn(old.x, old_by)), by);
-                v.y = __fmul_rn(__fmaf_rn(v.y, new_by, __fmul_rn(old.y, old_by)), by);
+                v.x = __fmul_rn(__fmaf_rn(v.x, new_by, __fmul_rn(old[b].x, old_by)), by);
+                v.y = __fmul_rn(__fmaf_rn(v.y, new_by, __fmul_rn(old[b].y, old_by)), by);
             }
-            *at = v;
+            *(float2 *)(to + col0 + 8 * b) = v;
         }
     }
 }
@@ -253,7 +219,7 @@ template <int RG> static __global__ void __launch_bounds__(THREADS) latent_atten
         const uint32_t k_at = base + at.k + (uint32_t)buffer * tile_bytes;
         const int *turn = turns + buffer * TILE;
         const bool begins = tile % TILES == 0, ends = tile + 1 == end || (tile + 1) % TILES == 0;
-        copies_end();
+        cl_copies_end();
         __syncthreads(); /* the tile is there, and nobody reads the other one any more */
         if (tile + 1 < end) bring_tile(a, s, token, tile + 1, d_pad, base + at.k + (uint32_t)(buffer ^ 1) * tile_bytes, turns + (buffer ^ 1) * TILE);
         score_tile<RG>(a, base + at.q, k_at, turn, d_pad, scores);
@@ -289,20 +255,35 @@ template <int RG> static __global__ void __launch_bounds__(THREADS) latent_atten
     }
 }
 
+#define AHEAD 8 /* splits on their way at a time */
+
 /* Splits of a token's head, left to right. A thread is a few columns. */
 static __global__ void __launch_bounds__(128) latent_merge_kernel(const __grid_constant__ struct cl_attend a)
 {
     ck_pdl_launch();
     ck_pdl_wait();
     const int token = (int)blockIdx.x, head = (int)blockIdx.y, tid = (int)threadIdx.x, n_split = (seen_by(a, token).n + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT;
-    const float *ml = part_ml(a) + part_at(a, token, head, 0) * 2, *part = part_o(a) + part_at(a, token, head, 0) * a.d_value;
+    const float2 *ml = (const float2 *)part_ml(a) + part_at(a, token, head, 0);
+    const float *part = part_o(a) + part_at(a, token, head, 0) * a.d_value;
     float *out = a.out + (int64_t)token * a.ld_out + (int64_t)head * a.d_value, v[CL_VALUE_MAX / 128] = {};
     struct merged all = { -INFINITY, 0.0f, 0.0f, 0.0f };
-    for (int split = 0; split < n_split; split++, part += a.d_value) {
-        merge_next(all, ml[2 * split], ml[2 * split + 1]);
+    for (int first = 0; first < n_split; first += AHEAD) {
+        float x[AHEAD][CL_VALUE_MAX / 128];
+        float2 f[AHEAD];
 #pragma unroll
-        for (int j = 0; j < CL_VALUE_MAX / 128; j++)
-            if (128 * j + tid < a.d_value) v[j] = __fmaf_rn(part[128 * j + tid], all.new_by, __fmul_rn(v[j], all.old_by));
+        for (int i = 0; i < AHEAD; i++) {
+            const int split = min(first + i, n_split - 1);
+            f[i] = ml[split];
+#pragma unroll
+            for (int j = 0; j < CL_VALUE_MAX / 128; j++) x[i][j] = 128 * j + tid < a.d_value ? part[(int64_t)split * a.d_value + 128 * j + tid] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (first + i >= n_split) break;
+            merge_next(all, f[i].x, f[i].y);
+#pragma unroll
+            for (int j = 0; j < CL_VALUE_MAX / 128; j++) v[j] = __fmaf_rn(x[i][j], all.new_by, __fmul_rn(v[j], all.old_by));
+        }
     }
     const float by = all.l == 0.0f ? 0.0f : __fdiv_rn(1.0f, all.l);
 #pragma unroll
@@ -328,18 +309,29 @@ static struct cl_attend tokens_of(const struct cl_attend *a, int t0, int m)
     return b;
 }
 
-template <int RG> static int attend_tiles(const struct ck_ctx *c, const struct cl_attend *a, cudaStream_t st)
+template <int RG> static int launch_tiles(const struct ck_ctx *c, const struct cl_attend *a, int alone, cudaStream_t st)
 {
     size_t smem;
     places_of<RG>((a->d + 63) / 64 * 64, &smem);
-    const unsigned chunks = (unsigned)((a->n_head + 16 * RG - 1) / (16 * RG));
-    if (a->n_split <= 1 || (int64_t)a->m * chunks >= 2 * c->n_sm)
-        return ck_launch(c, latent_attend_kernel<RG>, dim3((unsigned)a->m, chunks), THREADS, smem, st, *a, 0);
+    return ck_launch(c, latent_attend_kernel<RG>, dim3((unsigned)a->m, (unsigned)((a->n_head + 16 * RG - 1) / (16 * RG)), alone ? (unsigned)a->n_split : 1u), THREADS, smem,
+                     st, *a, alone);
+}
+
+/* rows: heads of a block. */
+static int launch(const struct ck_ctx *c, const struct cl_attend *a, int rows, int alone, cudaStream_t st)
+{
+    return rows == 64 ? cl_attend_wide(c, a, alone, st) : rows == 32 ? launch_tiles<2>(c, a, alone, st) : launch_tiles<1>(c, a, alone, st);
+}
+
+static int attend_by(const struct ck_ctx *c, const struct cl_attend *a, int rows, cudaStream_t st)
+{
+    const int64_t blocks = (int64_t)a->m * ((a->n_head + rows - 1) / rows);
+    if (a->n_split <= 1 || blocks >= 2 * c->n_sm) return launch(c, a, rows, 0, st);
     const int room = (int)(a->work_bytes / (pair_bytes(a->n_head, a->d_value) * (size_t)a->n_split));
     if (room < 1) return (int)cudaErrorInvalidValue;
     for (int t0 = 0; t0 < a->m; t0 += room) {
         const struct cl_attend b = tokens_of(a, t0, a->m - t0 < room ? a->m - t0 : room);
-        int code = ck_launch(c, latent_attend_kernel<RG>, dim3((unsigned)b.m, chunks, (unsigned)b.n_split), THREADS, smem, st, b, 1);
+        int code = launch(c, &b, rows, 1, st);
         if (code == 0) code = ck_launch(c, latent_merge_kernel, dim3((unsigned)b.m, (unsigned)b.n_head), 128, 0, st, b);
         if (code != 0) return code;
     }
@@ -415,5 +407,6 @@ extern "C" int cl_attend(const struct ck_ctx *c, const struct cl_attend *a, cuda
     if (a->d > CL_D_MAX || a->d_value > CL_VALUE_MAX || a->d_value > a->d) return (int)cudaErrorInvalidValue;
     if (a->p.format != CK_KV_F16 || a->d % 16 != 0 || a->d_value % 16 != 0 || a->ld_out % 2 != 0 || !fits<1>(c, a->d))
         return ck_launch(c, latent_plain_kernel, dim3((unsigned)a->m, (unsigned)a->n_head), 32, 0, st, *a);
-    return a->n_head > 16 && blocks >= c->n_sm && fits<2>(c, a->d) ? attend_tiles<2>(c, a, st) : attend_tiles<1>(c, a, st);
+    if (a->n_head > 16 && cl_is_wide(c, a)) return attend_by(c, a, 64, st);
+    return attend_by(c, a, a->n_head > 16 && blocks >= c->n_sm && fits<2>(c, a->d) ? 32 : 16, st);
 }
