@@ -30,6 +30,11 @@ struct mk_args {
     int64_t ld_c;
     const float *al;    /* NULL: start from zero */
     const uint8_t *pf;  /* as many rows as k_all, prefetched alongside, or NULL */
+    int64_t n_pf;       /* rows of them that are wanted */
+    bool low_half;      /* columns 0 .. 31 are enough */
+    const uint8_t *const *ahead; /* lines to ask for, `per` for each k */
+    int per;
+    int64_t n_ahead;
 };
 
 struct work {
@@ -40,6 +45,8 @@ struct work {
     struct kv_code_places places;   /* codes; n_groups 0: none */
     float *q_sum, *z;               /* codes: [rows][n_groups], [rows][n_groups][16] */
     int n_block;
+    const uint8_t *const *ahead;    /* what is left of the unit's */
+    int n_ahead;
 };
 
 struct range {
@@ -118,12 +125,40 @@ static void work_init(struct work *w, const struct attn_unit *u)
         memset(w->z, 0, rows * (size_t)w->places.n_groups * ATTN_LANES * sizeof *w->z);
     }
     w->n_block = (u->n_rows + R_MAX - 1) / R_MAX;
+    w->ahead = u->ahead;
+    w->n_ahead = u->n_ahead;
     memset(w->o, 0, (size_t)u->n_rows * (size_t)w->vp * 4);
     memset(w->lane, 0, rows * ATTN_LANES * 4);
     for (size_t r = 0; r < rows; r++) {
         w->m[r] = -INFINITY;
         w->dm[r] = 0.0f;
     }
+}
+
+/* The next n lines of the unit's, or fewer: the caller asks for them. */
+FORCED int ahead_take(struct work *w, int n, const uint8_t *const **lines)
+{
+    if (n > w->n_ahead) n = w->n_ahead;
+    *lines = w->ahead;
+    w->ahead += n;
+    w->n_ahead -= n;
+    return n;
+}
+
+FORCED void ahead_lines(struct work *w, int n)
+{
+    const uint8_t *const *lines;
+    n = ahead_take(w, n, &lines);
+    for (int i = 0; i < n; i++) __builtin_prefetch(lines[i], 0, 2);
+}
+
+/* Lines that the micro-kernel is to ask for, over n of k. */
+FORCED void mk_ahead(struct work *w, struct mk_args *m, int per, int n)
+{
+#ifdef ATTN_AHEAD
+    m->per = per;
+    m->n_ahead = ahead_take(w, per * n, &m->ahead);
+#endif
 }
 
 /* Rows of block i, balanced: sizes differ by at most one. */
@@ -199,7 +234,7 @@ static void row_pv(struct work *w, const struct pv_rows *x, int r0, int r, const
     size_t bb = 64 * row64_bytes(w->u->format);
     float one = 1.0f;
     struct mk_args m = { x->a + r * ATTN_TILE, x->a2 + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE,
-                         w->o + (r0 + r) * w->vp + 64 * blk, w->vp, al ? al : &one, NULL };
+                         w->o + (r0 + r) * w->vp + 64 * blk, w->vp, al ? al : &one, NULL, 0, false, NULL, 0, 0 };
     mk_pv(w->u->format, 1, m);
 }
 
@@ -230,7 +265,8 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
         if (!shared) continue;
         size_t bb = 64 * row64_bytes(w->u->format);
         struct mk_args m = { x.a, x.a2, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi, ATTN_TILE,
-                             w->o + r0 * w->vp + 64 * blk, w->vp, scale, next ? next + (size_t)blk * bb : NULL };
+                             w->o + r0 * w->vp + 64 * blk, w->vp, scale, next ? next + (size_t)blk * bb : NULL, ATTN_TILE, false, NULL, 0, 0 };
+        mk_ahead(w, &m, 2, all.hi - all.lo);
         mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)
             if (each[r].hi > all.hi) row_pv(w, &x, r0, r, v, blk, all.hi, each[r].hi, NULL);
@@ -306,14 +342,26 @@ static const uint8_t *tile_values(struct work *w, int t)
     return w->v;
 }
 
-/* Scores of rows [r0, r0 + R) of a tile. */
-static void block_qk(struct work *w, int r0, int R, const uint8_t *k, const uint8_t *pf)
+/* The last key of tile t that a row of [r0, r1) sees, plus one. */
+static int block_end(const struct attn_unit *u, int r0, int r1, int t)
+{
+    int end = 0;
+    for (int r = r0; r < r1; r++) {
+        struct range v = tile_range(u, r, t);
+        if (v.lo < v.hi && v.hi > end) end = v.hi;
+    }
+    return end;
+}
+
+/* Scores of rows [r0, r0 + R) of a tile of which they see the first n keys at most. */
+static void block_qk(struct work *w, int r0, int R, const uint8_t *k, const uint8_t *pf, int n)
 {
     const struct attn_unit *u = w->u;
     const struct kv_code_places *p = &w->places;
     struct mk_args m = { .a = w->q + (int64_t)r0 * w->dp, .b = k, .k1 = u->d, .k_all = u->d, .c = w->s + r0 * ATTN_TILE,
-                         .ld_c = ATTN_TILE, .pf = pf };
+                         .ld_c = ATTN_TILE, .pf = pf, .n_pf = n, .low_half = n <= 32 };
     float part[R_MAX * ATTN_TILE];
+    if (pf && p->n_groups == 0) mk_ahead(w, &m, 1, (int)u->d);
     if (p->n_groups == 0) mk_qk(u->format, R, m);
     for (int g = 0; g < p->n_groups; g++) {
         m.c = part;
@@ -356,7 +404,7 @@ static void tile_run(struct work *w, int t)
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
         if (!block_sees(u, r0, r1, t)) continue;
-        block_qk(w, r0, r1 - r0, k, few && i == 0 ? v : NULL);
+        block_qk(w, r0, r1 - r0, k, few && i == 0 ? v : NULL, block_end(u, r0, r1, t));
     }
     for (int r = 0; r < u->n_rows; r++) {
         struct range vis = tile_range(u, r, t);
@@ -369,6 +417,7 @@ static void tile_run(struct work *w, int t)
     for (int r = 0; r < u->n_rows; r++) {
         struct range vis = tile_range(u, r, t);
         if (few && next) prefetch_lines(next + (size_t)r * PREFETCH_ROW_LINES * 64); /* memory has nothing to do meanwhile */
+        if (few) ahead_lines(w, PREFETCH_ROW_LINES / 2);
         if (vis.lo >= vis.hi) continue;
         row_exp(w, r, vis);
         row_take_offsets(w, r, v, vis);
@@ -387,6 +436,7 @@ FORCED void unit_run(const struct attn_unit *u)
     sum_q(&w);
     for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++)
         if (u->page[t] && block_sees(u, 0, u->n_rows, t)) tile_run(&w, t);
+    ahead_lines(&w, w.n_ahead);
     for (int r = 0; r < u->n_rows; r++) {
         u->m[r] = w.m[r];
         u->ls[r] = row_sum(w.lane + r * ATTN_LANES);

@@ -129,6 +129,8 @@ struct attn_unit {
     const uint8_t *page[ATTN_SPLIT / KV_PAGE_TOKENS]; /* K of this layer and head in each page of the split; NULL where
                                      no row sees a key */
     const uint8_t *page_after;    /* where the next unit will begin: a hint to prefetch; NULL: not known */
+    const uint8_t *const *ahead;  /* [n_ahead] lines that will be read after this unit, another such hint */
+    int n_ahead;
     enum kv_format format;
     const int32_t *vis_lo, *vis_hi; /* [n_rows] visible keys, relative to the split's first key, half-open, clipped to
                                      [0, 512); lo >= hi: the row sees nothing here */

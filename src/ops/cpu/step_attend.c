@@ -98,6 +98,8 @@ static struct tile get_tile(const struct compiled *c, const struct plan_step *s,
     return out;
 }
 
+#define AHEAD_LINES 512
+
 /* Per-thread scratch of this step. */
 struct attn_scratch {
     float *q, *o, *O;        /* [ATTN_ROWS_MAX or group][d] */
@@ -105,6 +107,8 @@ struct attn_scratch {
     int32_t *lo, *hi;
     uint8_t *chosen;         /* chosen keys of a split, as pages; NULL where a layer sees all */
     void *unit;
+    int n_ahead;             /* lines that the next tile will read, [AHEAD_LINES] */
+    const uint8_t *ahead[AHEAD_LINES];
 };
 
 static size_t lay_attn_scratch(struct attn_scratch *a, uint8_t *base, const struct plan_step *s, int64_t rows)
@@ -191,6 +195,33 @@ static void set_pages(const struct compiled *c, const struct plan_step *s, const
                                     t->split0 * ATTN_SPLIT);
 }
 
+static void ahead_add(struct attn_scratch *a, const uint8_t *p, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes && a->n_ahead < AHEAD_LINES; i += 64) a->ahead[a->n_ahead++] = p + i;
+}
+
+/* Decoding, the lines that this thread's next tile will read first are asked for while this one is computed: a tile of short context is
+ * over before its own hints have come true. Keys of 16 bits and more lie in two lines a dim and more, of which a page that is not half full
+ * needs the first half. */
+static void next_ahead(const struct compiled *c, const struct plan_step *s, int64_t i_tile, int i_thread, struct attn_scratch *a)
+{
+    enum kv_format f = (enum kv_format)c->plan->kinds[s->u.attend.i_kind].format;
+    size_t row = f == KV_F32 ? 256 : 128; /* of 64 keys */
+    int64_t first, end;
+    int32_t lo, hi, d = s->u.attend.head_dim;
+    threads_share(c->attn_n_tiles, 1, i_thread, c->n_threads, &first, &end);
+    if (i_tile < first || i_tile + 1 >= end || s->u.attend.latent || kv_is_codes((int)f)) return;
+    struct tile t = get_tile(c, s, (int32_t)i_tile + 1);
+    visible(s, t.row, t.row->i_first, &lo, &hi);
+    for (int32_t i = lo / KV_PAGE_TOKENS; i * KV_PAGE_TOKENS < hi && a->n_ahead < AHEAD_LINES; i++) {
+        const uint8_t *k = cpu_kv_area(c, t.row, s->u.attend.i_kind, s->u.attend.i_in_kind, t.i_head_kv, i * KV_PAGE_TOKENS);
+        int32_t n = hi - i * KV_PAGE_TOKENS < KV_PAGE_TOKENS ? hi - i * KV_PAGE_TOKENS : KV_PAGE_TOKENS;
+        if (!k) return;
+        for (int32_t j = 0; j < d; j++) ahead_add(a, k + (size_t)j * row, n <= 32 ? row / 2 : row);
+        for (int32_t v = 0; v < d; v += 64) ahead_add(a, k + (size_t)(d + v) * row, (size_t)n * row);
+    }
+}
+
 /* Rows of tile t against split i_split: m, ls [n_rows], o [n_rows][value_dim]. */
 static void run_unit(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i_split,
                      const float *q, const struct attn_scratch *a, float *m, float *ls, float *o)
@@ -212,6 +243,11 @@ static void run_unit(const struct compiled *c, const struct plan_step *s, const 
         }
     }
     set_pages(c, s, t, i_split, a, &u);
+    if (a->n_ahead > 0 && i_split + 1 == t->split1) { /* instead of one page: all of it */
+        u.page_after = NULL;
+        u.ahead = a->ahead;
+        u.n_ahead = a->n_ahead;
+    }
     c->dev->kernels.attend_unit(&u);
 }
 
@@ -388,12 +424,14 @@ void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
 {
     struct attn_scratch a;
     const struct plan_step *s = p->s, *rope = p->partner;
+    a.n_ahead = 0;
     lay_attn_scratch(&a, c->thread_scratch[i_thread], s, attn_rows_max(s));
     if (c->attn_split) {
         run_split(c, s, rope, (int32_t)i_tile, &a);
         return;
     }
     struct tile t = get_tile(c, s, (int32_t)i_tile);
+    if (rope && c->batch.all_single) next_ahead(c, s, i_tile, i_thread, &a);
     run_tile(c, s, rope, &t, &a);
 }
 

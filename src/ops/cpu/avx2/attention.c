@@ -93,7 +93,7 @@ FORCED void mk_units(enum kv_format f, bool pv, int R, int U, int u0, const stru
     const float *a = m->a + m->k0 * m->ks, *a2 = kv_is_codes(f) && pv ? m->a2 + m->k0 * m->ks : a;
     const uint8_t *b = m->b + (size_t)m->k0 * rb;
     for (int64_t k = m->k0; k < m->k1; k += step, a += step * m->ks, a2 += step * m->ks, b += (size_t)step * rb) {
-        if (pf && !(k & pf_mask))
+        if (pf && k < m->n_pf && !(k & pf_mask))
             for (size_t i = 0; i < pf_step; i += 64) _mm_prefetch((const char *)pf + (size_t)k * pf_step + i, _MM_HINT_T0);
         mk_row(f, pv, false, R, U, u0, a, a2, m->rs, b, acc);
         if (pairs) mk_row(f, pv, true, R, U, u0, a + m->ks, a2 + m->ks, m->rs, b, acc);

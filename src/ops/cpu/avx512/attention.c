@@ -4,6 +4,8 @@
  * load gives values 0..15 in the low and 16..31 in the high halves of its dwords). The 16 lanes of l are one register.
  */
 #include "ops/cpu/avx512/mathv.h"
+
+#define ATTN_AHEAD
 #include "ops/cpu/attention_many.h"
 
 /* --- the micro-kernel --- */
@@ -29,7 +31,8 @@ FORCED void pair64_load(const uint8_t *row, __m512 v[2][4])
     }
 }
 
-FORCED void row64_load(enum kv_format f, const uint8_t *row, __m512 v[4])
+/* n: 2 or 4 vectors of 16; all of codes. */
+FORCED void row64_load(enum kv_format f, int n, const uint8_t *row, __m512 v[4])
 {
     if (f == KV_Q8) {
         for (int i = 0; i < 4; i++) v[i] = _mm512_cvtepi32_ps(bytes_load(row + 16 * i));
@@ -43,7 +46,7 @@ FORCED void row64_load(enum kv_format f, const uint8_t *row, __m512 v[4])
         }
         return;
     }
-    for (int i = 0; i < 4; i += 2) {
+    for (int i = 0; i < n; i += 2) {
         if (f == KV_BF16) {
             __m512i x = load_i(row + 32 * i);
             v[i] = bf16_low(x);
@@ -59,17 +62,18 @@ FORCED void row64_load(enum kv_format f, const uint8_t *row, __m512 v[4])
 }
 
 /* One row of B: a and a2 stand at its element of the first row of A. */
-FORCED void mk_row(int R, bool halves, const float *a, const float *a2, int64_t rs, const __m512 v[4], __m512 acc[R_MAX][4])
+FORCED void mk_row(int R, int n, bool halves, const float *a, const float *a2, int64_t rs, const __m512 v[4], __m512 acc[R_MAX][4])
 {
     UNROLL(6)
     for (int r = 0; r < R; r++) {
         __m512 q = V16(a[r * rs]), q2 = halves ? V16(a2[r * rs]) : q;
         UNROLL(4)
-        for (int i = 0; i < 4; i++) acc[r][i] = _mm512_fmadd_ps(i < 2 ? q : q2, v[i], acc[r][i]);
+        for (int i = 0; i < n; i++) acc[r][i] = _mm512_fmadd_ps(i < 2 ? q : q2, v[i], acc[r][i]);
     }
 }
 
-FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
+/* n of the four vectors of 16 columns. */
+FORCED void mk_cols(enum kv_format f, bool pv, int R, int n, const struct mk_args *m)
 {
     __m512 acc[R_MAX][4];
     size_t rb = row64_bytes(f);
@@ -78,7 +82,7 @@ FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(4)
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < n; i++)
             acc[r][i] = m->al ? _mm512_mul_ps(_mm512_loadu_ps(m->c + r * m->ld_c + 16 * i), V16(m->al[r]))
                               : _mm512_setzero_ps();
     const float *a = m->a + m->k0 * m->ks;
@@ -86,17 +90,26 @@ FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
     const uint8_t *b = m->b + (size_t)m->k0 * rb;
     for (int64_t k = m->k0; k < m->k1; k += step, a += step * m->ks, a2 += step * m->ks, b += (size_t)step * rb) {
         __m512 v[2][4];
-        if (m->pf && (rb >= 64 || pairs || !(k & 1)))
+        if (m->pf && k < m->n_pf && (rb >= 64 || pairs || !(k & 1)))
             for (size_t i = 0; i < rb; i += 64) _mm_prefetch((const char *)m->pf + (size_t)k * rb + i, _MM_HINT_T0);
+        for (int64_t i = (k - m->k0) * m->per, end = i + m->per; i < end && i < m->n_ahead; i++)
+            _mm_prefetch((const char *)m->ahead[i], _MM_HINT_T1);
         if (pairs) pair64_load(b, v);
-        else row64_load(f, b, v[0]);
-        mk_row(R, halves, a, a2, m->rs, v[0], acc);
-        if (pairs) mk_row(R, false, a + m->ks, NULL, m->rs, v[1], acc);
+        else row64_load(f, n, b, v[0]);
+        mk_row(R, n, halves, a, a2, m->rs, v[0], acc);
+        if (pairs) mk_row(R, n, false, a + m->ks, NULL, m->rs, v[1], acc);
     }
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(4)
-        for (int i = 0; i < 4; i++) _mm512_storeu_ps(m->c + r * m->ld_c + 16 * i, acc[r][i]);
+        for (int i = 0; i < n; i++) _mm512_storeu_ps(m->c + r * m->ld_c + 16 * i, acc[r][i]);
+}
+
+/* Keys of 16 bits lie in two lines a dim: of a page that is not half full the second line is not read. */
+FORCED void mk_rows(enum kv_format f, bool pv, int R, const struct mk_args *m)
+{
+    if (!pv && (f == KV_F16 || f == KV_BF16) && m->low_half) mk_cols(f, pv, R, 2, m);
+    else mk_cols(f, pv, R, 4, m);
 }
 
 /* Bit j: key j of the tile is visible. */
