@@ -1,6 +1,6 @@
 /* test_cuda_latent.c: the kernels of attention over latents: pages written and attended to, near float64; a token alone has the bits that it has among
  * others, whatever way a batch of its size goes (a block a split, a block a token); heads have the bits of the products that they
- * are. MLX_BUN_TEST_TIMES=1 prints what shapes of real models take. All of it is skipped without a GPU.
+ * are; an indexer chooses what its scores, made on the host, say. MLX_BUN_TEST_TIMES=1 prints what shapes of real models take. All of it is skipped without a GPU.
  */
 #include "kernels/cuda_rig.h"
 
@@ -325,6 +325,162 @@ static void test_heads_are_products(void **state)
     for (size_t i = 0; i < sizeof HEADS / sizeof HEADS[0]; i++) check_heads(&HEADS[i]);
 }
 
+/* --- the indexer --- */
+
+struct indexer { const char *name; int32_t n_head, dim, n_rot, top_k, m, keys, rows_at_once; bool interleaved; }; /* rows_at_once: of scores that fit the work area */
+static const struct indexer INDEXERS[] = {
+    { "an indexer of a real model", 64, 128, 64, 2048, 3, 5000, 3, true },
+    { "tokens in two goes, halves", 8, 128, 64, 40, 5, 700, 3, false },
+    { "some choose, some do not", 4, 32, 16, 64, 70, 70, 70, true },
+};
+#define LATENT 32 /* of a page's row, before the rotated part and the indexer's key */
+
+struct index_data {
+    float *key, *norm, *bias, *table, *q, *w; /* host: [keys][dim], [dim], [dim], [keys][n_rot], [m][n_head * dim], [m][n_head] */
+    float *stored;                            /* [keys][dim] what the pages hold */
+};
+
+static void write_index_keys(struct data *t, const struct indexer *x, const struct index_data *d)
+{
+    struct shape s = { x->name, 1, LATENT, x->n_rot, CK_KV_F16, x->m, x->keys, 0 };
+    int32_t before = LATENT + x->n_rot, *index = malloc((size_t)x->keys * sizeof *index);
+    size_t n = (size_t)x->keys;
+    t->d = before + x->dim;
+    t->ctx = dev->ctx;
+    make_places(t, &s);
+    for (int32_t i = 0; i < x->keys; i++) index[i] = i;
+    float *kv_host = floats(n * (size_t)before, 21), *kv = on_device(kv_host, n * (size_t)before * sizeof(float)), *key = on_device(d->key, n * (size_t)x->dim * sizeof(float));
+    float *norm = on_device(d->norm, (size_t)x->dim * sizeof(float)), *bias = on_device(d->bias, (size_t)x->dim * sizeof(float));
+    float *table = on_device(d->table, n * (size_t)x->n_rot * sizeof(float)), *out = on_device(kv_host, n * (size_t)before * sizeof(float));
+    void *index_dev = on_device(index, n * sizeof *index);
+    struct cl_latent a = { .p = t->p, .q = kv, .ld_q = before, .kv = kv, .ld_kv = before, .out = out, .ld_out = before, .m = x->keys, .n_head = 1, .d_latent = LATENT,
+                           .d_rope = x->n_rot, .norm = norm, .norm_eps = 1e-6f, .q_scale = 1.0f, .table = table, .index_key = key, .ld_index = x->dim,
+                           .index_norm = norm, .index_bias = bias, .index_eps = 1e-6f, .index_interleaved = x->interleaved, .d_index = x->dim };
+    a.p.index = index_dev;
+    check(lib->latent(&t->ctx, &a, dev->stream), x->name);
+    check(lib->stream_wait(dev->stream), x->name);
+    void *all[] = { kv, key, norm, bias, table, out, index_dev };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) lib->free(all[i]);
+    free(kv_host);
+    free(index);
+}
+
+/* The pages back, chunk c of key j at c ^ (j % 8), near float64. */
+static void read_index_keys(const struct data *t, const struct indexer *x, struct index_data *d)
+{
+    size_t page_bytes = lib->latent_page_bytes(CK_KV_F16, t->d), n_pages = (size_t)(x->keys + 63) / 64;
+    uint16_t *pool = malloc(n_pages * page_bytes);
+    put(pool, t->pool, n_pages * page_bytes);
+    d->stored = malloc((size_t)(x->keys * x->dim) * sizeof(float));
+    for (int32_t j = 0; j < x->keys; j++) {
+        const uint16_t *row = pool + (n_pages - 1 - (size_t)j / 64) * page_bytes / 2 + (size_t)(j % 64 * ((t->d + 63) / 64 * 64));
+        const float *in = d->key + j * x->dim, *cs = d->table + j * x->n_rot;
+        double mean = 0, var = 0, want[256], y[256];
+        for (int32_t i = 0; i < x->dim; i++) mean += (double)in[i] / x->dim;
+        for (int32_t i = 0; i < x->dim; i++) var += ((double)in[i] - mean) * ((double)in[i] - mean) / x->dim;
+        for (int32_t i = 0; i < x->dim; i++) want[i] = y[i] = ((double)in[i] - mean) / sqrt(var + 1e-6) * (double)d->norm[i] + (double)d->bias[i];
+        for (int32_t i = 0, half = x->n_rot / 2; i < half; i++) {
+            int32_t i0 = x->interleaved ? 2 * i : i, i1 = x->interleaved ? i0 + 1 : i + half;
+            want[i0] = y[i0] * (double)cs[i] - y[i1] * (double)cs[half + i];
+            want[i1] = y[i1] * (double)cs[i] + y[i0] * (double)cs[half + i];
+        }
+        for (int32_t i = 0; i < x->dim; i++) {
+            int32_t at = LATENT + x->n_rot + i;
+            float v = d->stored[j * x->dim + i] = f16_to_f32(row[((at / 8) ^ (j & 7)) * 8 + at % 8]);
+            if (!(fabs((double)v - want[i]) <= 4e-3)) fail_msg("%s: key %d, value %d is %g, in float64 %g", x->name, (int)j, (int)i, (double)v, want[i]);
+        }
+    }
+    free(pool);
+}
+
+struct scored { float score; int32_t index; };
+
+static int better_first(const void *a, const void *b)
+{
+    const struct scored *x = a, *y = b;
+    return x->score != y->score ? (x->score < y->score) - (x->score > y->score) : x->index - y->index;
+}
+
+static int by_index(const void *a, const void *b)
+{
+    return ((const struct scored *)a)->index - ((const struct scored *)b)->index;
+}
+
+/* Token i's keys, best first, by the operations of docs/numerics.md in float32. */
+static void score_keys(const struct indexer *x, const struct index_data *d, int32_t i, struct scored *out, int32_t n)
+{
+    float *q = malloc((size_t)(x->n_head * x->dim) * sizeof *q);
+    const float *from = d->q + i * x->n_head * x->dim, *cs = d->table + (x->keys - x->m + i) * x->n_rot;
+    memcpy(q, from, (size_t)(x->n_head * x->dim) * sizeof *q);
+    for (int32_t h = 0; h < x->n_head; h++)
+        for (int32_t r = 0, half = x->n_rot / 2; r < half; r++) {
+            int32_t i0 = h * x->dim + (x->interleaved ? 2 * r : r), i1 = x->interleaved ? i0 + 1 : i0 + half;
+            q[i0] = fmaf(from[i0], cs[r], -(from[i1] * cs[half + r]));
+            q[i1] = fmaf(from[i1], cs[r], from[i0] * cs[half + r]);
+        }
+    for (int32_t j = 0; j < n; j++) {
+        float sum = 0;
+        for (int32_t h = 0; h < x->n_head; h++) {
+            float s = 0;
+            for (int32_t c = 0; c < x->dim; c++) s = fmaf(q[h * x->dim + c], d->stored[j * x->dim + c], s);
+            sum = fmaf(d->w[i * x->n_head + h], s > 0 ? s : 0, sum);
+        }
+        out[j] = (struct scored){ sum, j };
+    }
+    qsort(out, (size_t)n, sizeof *out, better_first);
+    free(q);
+}
+
+static void check_lists(const struct data *t, const struct indexer *x, const struct index_data *d)
+{
+    size_t n_out = (size_t)(x->m * x->top_k);
+    int32_t n_split = (x->keys + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT;
+    size_t work_bytes = (size_t)(x->rows_at_once * n_split * CK_ATTN_SPLIT) * sizeof(float);
+    float *q = on_device(d->q, (size_t)(x->m * x->n_head * x->dim) * sizeof(float)), *w = on_device(d->w, (size_t)(x->m * x->n_head) * sizeof(float));
+    float *table = on_device(d->table + (x->keys - x->m) * x->n_rot, (size_t)(x->m * x->n_rot) * sizeof(float)), *out = room(n_out * sizeof(float)), *got = malloc(n_out * sizeof(float));
+    struct scored *want = malloc((size_t)x->keys * sizeof *want);
+    struct cl_index a = { .p = t->p, .q = q, .weights = w, .ld_q = (int64_t)x->n_head * x->dim, .ld_weights = x->n_head, .table = table, .out = out, .ld_out = x->top_k,
+                          .m = x->m, .n_head = x->n_head, .dim = x->dim, .n_rot = x->n_rot, .interleaved = x->interleaved, .top_k = x->top_k,
+                          .first_row = LATENT + x->n_rot, .n_split = n_split, .work = room(work_bytes), .work_bytes = work_bytes };
+    check(lib->fill(out, 0xee, n_out * sizeof(float), dev->stream), "poison");
+    check(lib->index(&t->ctx, &a, dev->stream), x->name);
+    put(got, out, n_out * sizeof(float));
+    for (int32_t i = 0; i < x->m; i++) {
+        int32_t n = x->keys - x->m + i + 1;
+        if (n <= x->top_k) continue;
+        score_keys(x, d, i, want, n);
+        qsort(want, (size_t)x->top_k, sizeof *want, by_index);
+        for (int32_t j = 0; j < x->top_k; j++)
+            if (got[i * x->top_k + j] != (float)want[j].index)
+                fail_msg("%s: token %d, place %d of its list: key %g, not %d", x->name, (int)i, (int)j, (double)got[i * x->top_k + j], (int)want[j].index);
+    }
+    void *all[] = { q, w, table, out, a.work };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) lib->free(all[i]);
+    free(got);
+    free(want);
+}
+
+static void check_indexer(const struct indexer *x)
+{
+    struct data t;
+    size_t n = (size_t)x->keys;
+    struct index_data d = { .key = floats(n * (size_t)x->dim, 31), .norm = floats((size_t)x->dim, 32), .bias = floats((size_t)x->dim, 33), .table = floats(n * (size_t)x->n_rot, 34),
+                            .q = floats((size_t)(x->m * x->n_head * x->dim), 35), .w = floats((size_t)(x->m * x->n_head), 36) };
+    memset(&t, 0, sizeof t);
+    write_index_keys(&t, x, &d);
+    read_index_keys(&t, x, &d);
+    check_lists(&t, x, &d);
+    void *device[] = { t.pool, t.pages, t.zeros, t.index }, *host[] = { d.key, d.norm, d.bias, d.table, d.q, d.w, d.stored };
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++) lib->free(device[i]);
+    for (size_t i = 0; i < sizeof host / sizeof host[0]; i++) free(host[i]);
+}
+
+static void test_indexers_choose_as_written(void **state)
+{
+    NEEDS_GPU();
+    for (size_t i = 0; i < sizeof INDEXERS / sizeof INDEXERS[0]; i++) check_indexer(&INDEXERS[i]);
+}
+
 /* --- times --- */
 
 static void print_time(int32_t n_head, int32_t m, int32_t keys, int wgmma)
@@ -405,6 +561,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_heads_are_products),
         cmocka_unit_test(test_attention_over_latents),
+        cmocka_unit_test(test_indexers_choose_as_written),
         cmocka_unit_test(test_times),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
