@@ -71,7 +71,7 @@ kernel_opt := $(if $(filter fuzz,$(SAN)),-O1 -fno-sanitize=all,-O3)
 $(BUILD)/obj/base/%.o $(BUILD)/obj/ops/cpu/%.o: std = -std=gnu17
 $(BUILD)/obj/ops/cpu/avx2/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c
 $(BUILD)/obj/ops/cpu/avx512/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-$(BUILD)/obj/ops/cpu/amx/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8 -mamx-bf16
+$(BUILD)/obj/ops/cpu/amx/%.o: level = $(kernel_opt) -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
 $(BUILD)/obj/ops/cpu/portable/%.o: level = $(kernel_opt)
 # A search over thousands of states: loops that become vectors, with the same values.
 $(BUILD)/obj/format/trellis_search.o: level = $(kernel_opt) -fno-trapping-math

@@ -6,17 +6,14 @@
 #include "ops/cpu/amx/tiles_c.h"
 
 #include "ops/cpu/amx/matmul_tiles.h"
-#include "ops/cpu/amx/matmul_bf16.h"
 #include "ops/cpu/amx/matmul_few.h"
 
-static bool bf16, few; /* matmul_bf16.h, matmul_few.h, not matmul_tiles.h */
+static bool few; /* matmul_few.h, not matmul_tiles.h */
 
 static void tiles_matmul(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,
                          int64_t m, float *y, int64_t ld_y)
 {
-    if (bf16)
-        matmul_bf16(w, blk0, blk1, x, row0, m, y, ld_y);
-    else if (few)
+    if (few)
         matmul_few(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_tiles(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
@@ -79,33 +76,40 @@ static void test_tiles_every_row_count(void **state)
         check_tiles(m & 1 ? 4 : 8, m & 2 ? 32 : 64, DT_BF16, m & 4 ? ACT_Q8 : ACT_Q16, 1 + kt_below(40), 128, m, PLAIN);
 }
 
-/* More than one piece of k, more blocks than one panel, more groups than are gathered at once. */
+/* More than one piece of k, more blocks and more strips than one run. */
 static void test_tiles_pieces(void **state)
 {
     (void)state;
     for (int f = 1; f < 3; f++) {
-        check_tiles(4, 32, DT_BF16, (enum act_form)f, 150, PANEL_K * 2 + 32, 20, PLAIN);
-        check_tiles(8, 64, DT_F16, (enum act_form)f, 150, PANEL_K + 64, 33, PLAIN);
-        check_tiles(4, 128, DT_BF16, (enum act_form)f, 17, PANEL_K * 2 + 128, 17, PLAIN);
-        check_tiles(4, 32, DT_BF16, (enum act_form)f, 33, 32 * (PAIR_GROUPS + 3), 5, PLAIN);
-        check_tiles(8, 16, DT_BF16, (enum act_form)f, 24, PANEL_K + 16, 40, PLAIN);
-        check_tiles(8, 32, DT_BF16, (enum act_form)f, 20, 32 * (PAIR_GROUPS + 17), 16, PLAIN);
+        check_tiles(4, 32, DT_BF16, (enum act_form)f, 16 * RUN_BLOCKS + 6, PIECE_K * 2 + 32, 20, PLAIN);
+        check_tiles(8, 64, DT_F16, (enum act_form)f, 16 * RUN_BLOCKS + 6, PIECE_K + 64, 33, PLAIN);
+        check_tiles(4, 128, DT_BF16, (enum act_form)f, 17, PIECE_K * 2 + 128, 17, PLAIN);
+        check_tiles(8, 16, DT_BF16, (enum act_form)f, 24, PIECE_K + 16, 40, PLAIN);
+        check_tiles(4, 32, DT_F16, (enum act_form)f, 33, PIECE_K + 32, 16 * RUN_STRIPS + 21, PLAIN);
     }
 }
 
-/* matmul_bf16.h. Its tiles add whole numbers as floats: the plain-C tile checks that each of their sums is exact. */
-static void test_bf16_equal_portable(void **state)
+/* The largest codes and inputs, of one sign and of both: the sums that lanes_sums must convert. */
+static void check_extremes(int bits, int g, enum act_form form, int signs)
 {
-    (void)state;
-    static const enum dtype dts[] = { DT_BF16, DT_F16, DT_F32 };
-    bf16 = true;
-    for (int fl = 0; fl < 4; fl++)
-        for (int d = 0; d < 3; d++)
-            check_tiles(4, 32, dts[d], ACT_Q16, 1 + kt_below(60), 32 * (1 + kt_below(9)), 1 + kt_below(60), (enum flavour)fl);
-    for (int64_t m = 1; m <= 34; m += 3) check_tiles(4, 32, DT_BF16, ACT_Q16, 1 + kt_below(40), 96, m, PLAIN);
-    check_tiles(4, 32, DT_BF16, ACT_Q16, 16 * RUN_BLOCKS + 20, PIECE_GROUPS * 64 + 32, 20, PLAIN); /* pieces of k, runs of blocks */
-    check_tiles(4, 32, DT_F16, ACT_Q16, 18, 64, 16 * RUN_STRIPS + 21, PLAIN);                      /* runs of strips */
-    bf16 = false;
+    enum { M = 20, N = 80, K = 256 };
+    struct cpu_kernels plain;
+    cpu_kernels_fill(&plain, CPU_PORTABLE);
+    struct problem pr = problem_make(bits, g, DT_BF16, N, K);
+    memset(pr.codes.p, 0xff, pr.codes.size);
+    cpu_pack_blocks(&pr.src, 0, N / 16, pr.packed.p);
+    struct kt_buf x = kt_alloc(M * K * 4), want = kt_alloc(M * N * 4), y = kt_alloc(M * N * 4), ab;
+    float v[3] = { 32512.0f, -32512.0f, 32512.0f - 385.0f }; /* limbs of 127, -127 and -128 */
+    for (int64_t i = 0; i < M * K; i++) ((float *)x.p)[i] = i % g == 0 && signs != 1 ? 32512.0f : v[signs < 2 ? signs : kt_below(3)];
+    struct cpu_act a = act_make(&plain, form, g, K, M, (float *)x.p, &ab);
+    pick(&plain, pr.w.type, form)(&pr.w, 0, N / 16, &a, 0, M, (float *)want.p, N);
+    tiles_matmul(&pr.w, 0, N / 16, &a, 0, M, (float *)y.p, N);
+    kt_expect_same((float *)want.p, (float *)y.p, M * N, "extremes");
+    kt_free(&x);
+    kt_free(&y);
+    kt_free(&want);
+    kt_free(&ab);
+    problem_free(&pr);
 }
 
 /* matmul_few.h: every number of rows, odd and even numbers of groups, pieces of k, blocks that are not full. */
@@ -126,30 +130,15 @@ static void test_few_equal_portable(void **state)
     few = false;
 }
 
-/* The largest codes and inputs, of one sign and of both: the bound of matmul_bf16.h. */
-static void test_bf16_extremes(void **state)
+static void test_tiles_extremes(void **state)
 {
     (void)state;
-    struct cpu_kernels plain;
-    cpu_kernels_fill(&plain, CPU_PORTABLE);
-    for (int c = 0; c < 3; c++) {
-        enum { M = 20, N = 80, K = 96 };
-        struct problem pr = problem_make(4, 32, DT_BF16, N, K);
-        memset(pr.codes.p, 0xff, pr.codes.size);
-        cpu_pack_blocks(&pr.src, 0, N / 16, pr.packed.p);
-        struct kt_buf x = kt_alloc(M * K * 4), want = kt_alloc(M * N * 4), y = kt_alloc(M * N * 4), ab;
-        float v[3] = { 32512.0f, -32512.0f, 32512.0f - 385.0f }; /* limbs of 127, -127 and -128 */
-        for (int64_t i = 0; i < M * K; i++) ((float *)x.p)[i] = i % 32 == 0 ? 32512.0f : v[c < 2 ? c : kt_below(3)];
-        struct cpu_act a = act_make(&plain, ACT_Q16, 32, K, M, (float *)x.p, &ab);
-        plain.matmul_q4_q16(&pr.w, 0, N / 16, &a, 0, M, (float *)want.p, N);
-        matmul_bf16(&pr.w, 0, N / 16, &a, 0, M, (float *)y.p, N);
-        kt_expect_same((float *)want.p, (float *)y.p, M * N, "bf16, extremes");
-        kt_free(&x);
-        kt_free(&y);
-        kt_free(&want);
-        kt_free(&ab);
-        problem_free(&pr);
-    }
+    for (int signs = 0; signs < 3; signs++)
+        for (int f = 1; f < 3; f++) {
+            check_extremes(4, 32, (enum act_form)f, signs);
+            check_extremes(8, 64, (enum act_form)f, signs);
+            check_extremes(8, 128, (enum act_form)f, signs);
+        }
 }
 
 int main(void)
@@ -159,9 +148,8 @@ int main(void)
         cmocka_unit_test(test_b109_tiles_equal_portable),
         cmocka_unit_test(test_tiles_every_row_count),
         cmocka_unit_test(test_tiles_pieces),
-        cmocka_unit_test(test_bf16_equal_portable),
-        cmocka_unit_test(test_bf16_extremes),
         cmocka_unit_test(test_few_equal_portable),
+        cmocka_unit_test(test_tiles_extremes),
     };
     return cmocka_run_group_tests_name("amx", tests, NULL, NULL);
 }

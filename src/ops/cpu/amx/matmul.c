@@ -1,20 +1,19 @@
-/* matmul.c (amx): the tile kernels of matmul_tiles.h, matmul_bf16.h and matmul_few.h as rows of the table. One row and few more stay with
- * vpdpbusd (avx512), which has no set-up and is bound by memory there. Everything else of the level is the avx512 table.
+/* matmul.c (amx): the tile kernels of matmul_tiles.h and matmul_few.h as rows of the table. One row and few more stay with vpdpbusd (avx512),
+ * which has no set-up and is bound by memory there. Everything else of the level is the avx512 table.
  */
 #include "ops/cpu/amx/tiles.h"
 
 #include "ops/cpu/amx/matmul_tiles.h"
-#include "ops/cpu/amx/matmul_bf16.h"
 #include "ops/cpu/amx/matmul_few.h"
 
-/* Are tiles faster? As measured: groups of 32 and 64 have those of matmul_few.h up to 8 rows; above, strips of 16 rows, of which one that is
- * not full costs what a full one does, and groups of 32 in one limb fill half a tile. */
+/* Are tiles faster? As measured: groups of 32 and 64 have those of matmul_few.h up to 8 rows. Above, between what was measured with weights in
+ * L2 (from 7 to 14 rows on) and with weights in memory (from 8 to 17, 8-bit codes up to 30): a strip of 16 rows that is not full costs what a
+ * full one does. */
 static bool tiles_pay(const struct cpu_weight *w, bool two, int64_t m)
 {
     if (w->g < 32) return m >= 24;
-    if (w->g > 64) return m >= FEW_ROWS;
-    if (m <= FEW_ROWS) return m >= (two || w->g == 64 ? 5 : 7);
-    return two || w->g == 64 || w->type == CPU_W_Q8 || m >= 24;
+    if (m <= FEW_ROWS && w->g <= 64) return m >= (two || w->g == 64 ? 5 : 7);
+    return m >= (w->g < 64 ? 12 : 8) + (two ? 0 : 4);
 }
 
 FORCED void matmul_any(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
@@ -25,10 +24,6 @@ FORCED void matmul_any(enum cpu_wtype type, bool two, const struct cpu_weight *w
     else
         matmul_tiles(type, two, w, blk0, blk1, x, row0, m, y, ld_y);
 }
-
-/* From here on spreading to bf16 pays: strips share the codes, blocks the inputs. */
-#define BF16_MIN_ROWS 32
-#define BF16_MIN_BLOCKS 4
 
 static void matmul_q4_q8_amx(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                              int64_t row0, int64_t m, float *y, int64_t ld_y)
@@ -44,8 +39,6 @@ static void matmul_q4_q16_amx(const struct cpu_weight *w, int64_t blk0, int64_t 
 {
     if (!tiles_pay(w, true, m))
         matmul_q4_q16_avx512(w, blk0, blk1, x, row0, m, y, ld_y);
-    else if (w->g == BF16_GROUP && m >= BF16_MIN_ROWS && blk1 - blk0 >= BF16_MIN_BLOCKS)
-        matmul_bf16(w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_any(CPU_W_Q4, true, w, blk0, blk1, x, row0, m, y, ld_y);
 }

@@ -1,55 +1,42 @@
 /* matmul_tiles.h: quantised weights times quantised inputs by tiles of 16 rows by 16 outputs (kernels.h has the contract).
- * Written over tile_ops.h: whoever includes this has included tiles.h, or tiles_c.h.
- * (4-bit weights in groups of 32 times two limbs of many rows: matmul_bf16.h.)
+ * Written over tile_ops.h: whoever includes this has included tiles.h, or tiles_c.h. The inner loop is in strips.h.
  *
- * The products of one group are one tile product (two for groups of 128): rows of inputs are read where they lie, a row of
- * the code tile is one vector of the packed weight, 4-bit codes spread to bytes first. The sums go through memory to vector
- * registers, where the two fma of each group are the larger half of the work; so a "strip", 16 rows by one block, keeps its
- * 16 accumulators in registers. Three groups are under way at once: products of group i, stores of group i - 1, vector work
- * of group i - 2. Measured on a Xeon of 2023: products alone need 20 cycles a group and limb, vector work alone 32 (48 with
- * two limbs); but while any tile instruction is under way float operations of 512 bits have one port instead of two, so a
- * group takes 76 cycles (95). First all products of a piece, then all vector work, is slower (115, 165).
+ * The products of one group are one tile product for each limb (two for groups of 128). Inputs of int8 are read where they lie: a row of a
+ * tile is g bytes of one row; a row of the code tile is one vector of the packed weight, 4-bit codes spread to bytes first. The sums go
+ * through memory to vector registers.
  *
- * Up to 16 rows: blocks one after the other, weights as one stream. More: PANEL_BLOCKS blocks by PANEL_K of k are spread
- * once, and each 16 rows pass over them while they lie in L1 and L2. Between pieces of k accumulators rest in y.
- * Scratch: about 120 KB of stack.
+ * RUN_STRIPS strips of 16 rows by RUN_BLOCKS blocks at a time, over pieces of k: the codes of a piece are spread once for all
+ * strips, and the strips pass over them one (or two) at a time, so that their inputs stay in L1 while the codes come from L2. Between
+ * pieces of k accumulators rest in scratch, which lies closer than the rows of y. Scratch: about 450 KB of stack.
  */
 #ifndef OPS_CPU_AMX_MATMUL_TILES_H
 #define OPS_CPU_AMX_MATMUL_TILES_H
 
-#define PANEL_K 768     /* at most; pieces of k are balanced, for a strip pays for filling and draining its pipeline */
-#define PANEL_BLOCKS 8
-#define PAIR_GROUPS 256 /* up to 16 rows: groups whose { a, xs } are gathered at once */
+#include "ops/cpu/amx/strips.h"
+
+#define PIECE_K 768    /* at most; pieces of k are balanced */
+#define PIECE_GROUPS (PIECE_K / 16)
+#define RUN_STRIPS 8
+#define RUN_BLOCKS 12
 #define AHEAD_BYTES 8192
 
-/* Registers: inputs, codes of even and odd groups, sums of even and odd groups. */
-#define T_X_HI 0
-#define T_X_LO 1
-#define T_CODES0 2
-#define T_CODES1 3
-#define T_HI0 4
-#define T_HI1 5
-#define T_LO0 6
-#define T_LO1 7
+struct tile_scratch {
+    _Alignas(64) int32_t sums[2][512];
+    _Alignas(64) float acc[RUN_STRIPS * RUN_BLOCKS * 256];
+    _Alignas(64) float pairs[RUN_STRIPS * PIECE_GROUPS * 32];
+    _Alignas(64) float scales[RUN_BLOCKS * PIECE_GROUPS * 32];
+    _Alignas(64) uint8_t codes[RUN_BLOCKS * PIECE_K * 16];
+};
 
-/* `rows` rows by one block over n_groups groups. */
-struct strip {
-    const uint8_t *x;       /* first row, first group */
-    size_t x_step, x_bytes; /* to the next group, to the next row */
-    const uint8_t *codes;   /* bytes [g/4][16][4] of the first group */
-    size_t codes_step;
-    const uint8_t *scales;
-    size_t scales_step;
-    const float *pairs;     /* [n_groups][16][2], zero for rows that do not exist */
-    int64_t n_groups;
-    int g;
-    enum dtype dt;
-    bool ahead;             /* codes come from memory: prefetch */
-    bool first;             /* accumulators start at zero, else at y */
-    int rows;
-    int64_t n_out;
-    float *y;
+/* What a call is about. */
+struct tile_call {
+    enum cpu_wtype type;
+    bool two;
+    const struct cpu_weight *w;
+    const struct cpu_act *x;
+    int64_t row0;
     int64_t ld_y;
+    struct tile_scratch *t;
 };
 
 static inline void shapes_set(int rows, int g)
@@ -59,122 +46,14 @@ static inline void shapes_set(int rows, int g)
     memset(&s, 0, sizeof s);
     s.palette = 1;
     for (int t = 0; t < 8; t++) {
-        bool x = t == T_X_HI || t == T_X_LO, codes = t == T_CODES0 || t == T_CODES1;
+        bool x = t < 2, codes = t == 2 || t == 3;
         s.rows[t] = (uint8_t)(codes ? k / 4 : rows);
         s.row_bytes[t] = (uint16_t)(x ? k : 64);
     }
     tile_config(&s);
 }
 
-/* Products of group i into the sums of its parity. */
-FORCED void strip_products(bool two, bool odd, const struct strip *s, int64_t i)
-{
-    const uint8_t *x = s->x + (size_t)i * s->x_step, *codes = s->codes + (size_t)i * s->codes_step;
-    if (s->ahead)
-        for (int j = 0; j < s->g / 4; j++) __builtin_prefetch(codes + AHEAD_BYTES + 64 * j, 0, 2);
-    if (odd) {
-        tile_zero(T_HI1);
-        if (two) tile_zero(T_LO1);
-    } else {
-        tile_zero(T_HI0);
-        if (two) tile_zero(T_LO0);
-    }
-    for (int k = 0; k < s->g; k += 64, codes += 1024) {
-        tile_load(T_X_HI, x + k, s->x_bytes);
-        if (two) tile_load(T_X_LO, x + s->g + k, s->x_bytes);
-        if (odd) {
-            tile_load(T_CODES1, codes, 64);
-            tile_dp(T_HI1, T_X_HI, T_CODES1);
-            if (two) tile_dp(T_LO1, T_X_LO, T_CODES1);
-        } else {
-            tile_load(T_CODES0, codes, 64);
-            tile_dp(T_HI0, T_X_HI, T_CODES0);
-            if (two) tile_dp(T_LO0, T_X_LO, T_CODES0);
-        }
-    }
-}
-
-/* out[0 .. 255] = hi [16 rows][16], out[256 ..] = lo. */
-FORCED void strip_store(bool two, bool odd, int32_t *out)
-{
-    if (odd) {
-        tile_store(T_HI1, out);
-        if (two) tile_store(T_LO1, out + 256);
-    } else {
-        tile_store(T_HI0, out);
-        if (two) tile_store(T_LO0, out + 256);
-    }
-}
-
-FORCED void strip_fold(bool two, int R, const struct strip *s, int64_t i, const int32_t *sums, lanes acc[16])
-{
-    const float *pair = s->pairs + 32 * i;
-    lanes sc, b;
-    lanes_scales(s->dt, s->scales + (size_t)i * s->scales_step, &sc, &b);
-    UNROLL(16)
-    for (int r = 0; r < R; r++)
-        acc[r] = lanes_group_add(acc[r], sc, b, pair + 2 * r, lanes_sums(two, sums + 16 * r, sums + 256 + 16 * r));
-}
-
-/* R: rows rounded up to a multiple of four; what lies above s->rows is computed from nothing and not stored. */
-FORCED void strip_run(bool two, int R, const struct strip *s, int32_t sums[2][512])
-{
-    lanes acc[16];
-    UNROLL(16)
-    for (int r = 0; r < R; r++) {
-        acc[r] = lanes_zero();
-        if (!s->first && r < s->rows) acc[r] = lanes_load(s->y + r * s->ld_y, s->n_out);
-    }
-    for (int64_t i = 0; i < s->n_groups + 2; i += 2) {
-        if (i < s->n_groups) strip_products(two, false, s, i);
-        if (i >= 1 && i - 1 < s->n_groups) strip_store(two, true, sums[1]);
-        if (i >= 2) strip_fold(two, R, s, i - 2, sums[0], acc);
-        if (i + 1 < s->n_groups) strip_products(two, true, s, i + 1);
-        if (i < s->n_groups) strip_store(two, false, sums[0]);
-        if (i >= 1 && i - 1 < s->n_groups) strip_fold(two, R, s, i - 1, sums[1], acc);
-    }
-    UNROLL(16)
-    for (int r = 0; r < R; r++)
-        if (r < s->rows) lanes_store(s->y + r * s->ld_y, s->n_out, acc[r]);
-}
-
-FORCED void strip_rows(bool two, struct strip s, int32_t sums[2][512])
-{
-    switch ((s.rows + 3) / 4) {
-    case 1: strip_run(two, 4, &s, sums); break;
-    case 2: strip_run(two, 8, &s, sums); break;
-    case 3: strip_run(two, 12, &s, sums); break;
-    default: strip_run(two, 16, &s, sums); break;
-    }
-}
-
-/* Not inlined: one copy for all weights. The strip is copied, so that its fields live in registers across tile stores. */
-static void strip_one_limb(const struct strip *s, int32_t sums[2][512])
-{
-    strip_rows(false, *s, sums);
-}
-
-static void strip_two_limbs(const struct strip *s, int32_t sums[2][512])
-{
-    strip_rows(true, *s, sums);
-}
-
-static inline void strip_any(bool two, const struct strip *s, int32_t sums[2][512])
-{
-    if (two)
-        strip_two_limbs(s, sums);
-    else
-        strip_one_limb(s, sums);
-}
-
-/* Groups of one piece when n groups are cut into the fewest pieces of at most PANEL_K. */
-static inline int64_t piece_groups(int64_t n, int g)
-{
-    int64_t n_pieces = (n * g + PANEL_K - 1) / PANEL_K;
-    return (n + n_pieces - 1) / n_pieces;
-}
-
-/* { a, xs } of groups [g0, g0 + n) of the rows at `row`, group by group. */
+/* { a, xs } of groups [g0, g0 + n) of the rows at `row`, group by group; zero for rows that do not exist. */
 static inline void pairs_gather(const struct cpu_act *x, const uint8_t *row, int rows, int64_t g0, int64_t n, float *out)
 {
     row += (size_t)x->k * (x->form == ACT_Q16 ? 2 : 1) + 8 * (size_t)g0;
@@ -185,120 +64,73 @@ static inline void pairs_gather(const struct cpu_act *x, const uint8_t *row, int
     }
 }
 
-/* Codes of n groups at p, to bytes. */
-static inline void codes_spread(const uint8_t *p, size_t group_bytes, int g, int64_t n, uint8_t *out)
+/* n groups of a block at p: scales to floats, 4-bit codes to bytes. */
+static inline void block_spread(const struct tile_call *c, const uint8_t *p, size_t group_bytes, int64_t n, float *scales, uint8_t *codes)
 {
-    for (int64_t i = 0; i < n; i++, p += group_bytes)
-        for (int j = 0; j < g / 8; j++, out += 128) {
-            __builtin_prefetch(p + AHEAD_BYTES + 64 * j, 0, 2);
-            lanes_spread(p + 64 * j, out);
-        }
+    int code_bytes = c->w->g * (c->type == CPU_W_Q4 ? 8 : 16);
+    for (int64_t i = 0; i < n; i++, p += group_bytes, scales += 32) {
+        lanes s, b;
+        for (int j = 0; j < code_bytes; j += 64) __builtin_prefetch(p + AHEAD_BYTES + j, 0, 2);
+        lanes_scales(c->w->dt, p + code_bytes, &s, &b);
+        lanes_store(scales, 16, s);
+        lanes_store(scales + 16, 16, b);
+        for (int j = 0; j < code_bytes && c->type == CPU_W_Q4; j += 64, codes += 128) lanes_spread(p + j, codes);
+    }
 }
 
-/* What all strips of a call have in common. */
-FORCED struct strip strip_init(enum cpu_wtype type, bool two, const struct cpu_weight *w, const struct cpu_act *x,
-                               int64_t ld_y)
+/* Blocks [blk, end), groups [g0, g0 + n), spread to the scratch. */
+static inline struct strips strips_init(const struct tile_call *c, int64_t blk, int64_t end, int64_t g0, int64_t n)
 {
-    size_t code_bytes = (size_t)w->g * (type == CPU_W_Q4 ? 8 : 16), group_bytes = w->block_bytes / (size_t)(w->k / w->g);
-    return (struct strip){
-        .x_step = (size_t)w->g * (two ? 2 : 1), .x_bytes = x->row_bytes,
-        .codes_step = type == CPU_W_Q4 ? 2 * code_bytes : group_bytes, .scales_step = group_bytes,
-        .g = w->g, .dt = w->dt, .ld_y = ld_y,
+    const struct cpu_weight *w = c->w;
+    size_t group_bytes = w->block_bytes / (size_t)(w->k / w->g), g = (size_t)w->g;
+    const uint8_t *p = w->data + (size_t)blk * w->block_bytes + (size_t)g0 * group_bytes;
+    struct strips s = {
+        .x_row = c->x->row_bytes, .x_group = c->two ? 2 * g : g, .x_strip = 16 * c->x->row_bytes, .x_low = g, .pairs = c->t->pairs,
+        .codes = p, .codes_group = group_bytes, .codes_block = w->block_bytes, .scales = c->t->scales, .n_groups = n,
+        .n_blocks = end - blk, .first = g0 == 0, .last = g0 + n == w->k / w->g, .n_out = w->n - 16 * blk, .ld_y = c->ld_y,
     };
+    if (c->type == CPU_W_Q4) s.codes = c->t->codes, s.codes_group = 16 * g, s.codes_block = (size_t)n * 16 * g;
+    for (int64_t b = 0; b < end - blk; b++)
+        block_spread(c, p + (size_t)b * w->block_bytes, group_bytes, n, c->t->scales + 32 * b * n, c->t->codes + (size_t)(b * n) * 16 * g);
+    return s;
 }
 
-/* Point the strip at block blk, groups from g0. Codes: spread at `panel`, or where they lie. */
-FORCED void strip_block(enum cpu_wtype type, struct strip *s, const struct cpu_weight *w, int64_t blk, int64_t g0,
-                        const uint8_t *panel)
+/* Rows [r0, r1) of the call by the blocks of s, whose outputs begin at y; its groups begin with g0. */
+static inline void strips_pass(const struct tile_call *c, struct strips s, int64_t r0, int64_t r1, int64_t g0, float *y)
 {
-    const uint8_t *p = w->data + (size_t)blk * w->block_bytes + (size_t)g0 * s->scales_step;
-    s->scales = p + (size_t)w->g * (type == CPU_W_Q4 ? 8 : 16);
-    s->codes = type == CPU_W_Q4 ? panel : p;
-    s->n_out = w->n - 16 * blk;
-    s->first = g0 == 0;
+    for (int64_t r = r0; r < r1; r += 16 * s.n_strips) { /* the full strips, then what is left */
+        const uint8_t *row = c->x->data + (size_t)(c->row0 + r) * c->x->row_bytes;
+        s.rows = r1 - r < 16 ? (int)(r1 - r) : 16;
+        s.n_strips = r1 - r < 16 ? 1 : (r1 - r) / 16;
+        for (int64_t i = 0; i < s.n_strips; i++)
+            pairs_gather(c->x, row + (size_t)i * s.x_strip, s.rows, g0, s.n_groups, c->t->pairs + 32 * s.n_groups * i);
+        s.x = row + (size_t)g0 * s.x_group;
+        s.acc = c->t->acc + 256 * s.n_blocks * ((r - r0) / 16);
+        s.y = y + (r - r0) * c->ld_y;
+        shapes_set(s.rows, c->w->g);
+        strips_run(c->two, c->w->g, &s, c->t->sums);
+    }
 }
 
-/* Up to 16 rows. */
-FORCED void tiles_few(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
-                      const struct cpu_act *x, int64_t row0, int m, float *y, int64_t ld_y)
+static inline int64_t smaller(int64_t a, int64_t b)
 {
-    _Alignas(64) int32_t sums[2][512] = { { 0 } };
-    _Alignas(64) float pairs[PAIR_GROUPS * 32];
-    _Alignas(64) uint8_t panel[PANEL_K * 16];
-    const uint8_t *row = x->data + (size_t)row0 * x->row_bytes;
-    struct strip s = strip_init(type, two, w, x, ld_y);
-    int64_t ng = w->k / w->g, step = piece_groups(ng < PAIR_GROUPS ? ng : PAIR_GROUPS, w->g);
-    s.rows = m;
-    s.ahead = type != CPU_W_Q4;
-    shapes_set(m, w->g);
-    for (int64_t p0 = 0; p0 < ng; p0 += PAIR_GROUPS) {
-        int64_t p1 = p0 + PAIR_GROUPS < ng ? p0 + PAIR_GROUPS : ng;
-        pairs_gather(x, row, m, p0, p1 - p0, pairs);
-        for (int64_t blk = blk0; blk < blk1; blk++)
-            for (int64_t g0 = p0; g0 < p1; g0 += step) {
-                s.n_groups = g0 + step < p1 ? step : p1 - g0;
-                strip_block(type, &s, w, blk, g0, panel);
-                if (type == CPU_W_Q4)
-                    codes_spread(s.scales - w->g * 8, s.scales_step, w->g, s.n_groups, panel);
-                s.x = row + (size_t)g0 * s.x_step;
-                s.pairs = pairs + 32 * (g0 - p0);
-                s.y = y + 16 * (blk - blk0);
-                strip_any(two, &s, sums);
+    return a < b ? a : b;
+}
+
+static inline void matmul_tiles(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
+                                const struct cpu_act *x, int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    struct tile_scratch t;
+    struct tile_call c = { type, two, w, x, row0, ld_y, &t };
+    int64_t ng = w->k / w->g, n_pieces = (w->k + PIECE_K - 1) / PIECE_K, step = (ng + n_pieces - 1) / n_pieces;
+    memset(t.sums, 0, sizeof t.sums);
+    for (int64_t r = 0; r < m; r += 16 * RUN_STRIPS)
+        for (int64_t blk = blk0; blk < blk1; blk += RUN_BLOCKS)
+            for (int64_t g0 = 0; g0 < ng; g0 += step) {
+                struct strips s = strips_init(&c, blk, smaller(blk + RUN_BLOCKS, blk1), g0, smaller(step, ng - g0));
+                strips_pass(&c, s, r, smaller(r + 16 * RUN_STRIPS, m), g0, y + r * ld_y + 16 * (blk - blk0));
             }
-    }
     tile_release();
-}
-
-/* The rows of a call pass over blocks [blk, blk_end), groups [g0, g0 + n), spread at `panel`. */
-FORCED void tiles_panel(enum cpu_wtype type, bool two, struct strip *s, const struct cpu_weight *w, int64_t blk,
-                        int64_t blk_end, int64_t g0, const struct cpu_act *x, int64_t row0, int64_t m, float *y,
-                        const uint8_t *panel, int32_t sums[2][512])
-{
-    _Alignas(64) float pairs[PANEL_K / 16 * 32];
-    for (int64_t r = 0; r < m; r += 16) {
-        const uint8_t *row = x->data + (size_t)(row0 + r) * x->row_bytes;
-        int rows = m - r < 16 ? (int)(m - r) : 16;
-        if (rows != s->rows) shapes_set(rows, w->g);
-        s->rows = rows;
-        s->ahead = type != CPU_W_Q4 && r == 0;
-        pairs_gather(x, row, rows, g0, s->n_groups, pairs);
-        s->x = row + (size_t)g0 * s->x_step;
-        s->pairs = pairs;
-        for (int64_t b = blk; b < blk_end; b++) {
-            strip_block(type, s, w, b, g0, panel + (size_t)(b - blk) * PANEL_K * 16);
-            s->y = y + r * s->ld_y + 16 * (b - blk);
-            strip_any(two, s, sums);
-        }
-    }
-}
-
-FORCED void tiles_many(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
-                       const struct cpu_act *x, int64_t row0, int64_t m, float *y, int64_t ld_y)
-{
-    _Alignas(64) int32_t sums[2][512] = { { 0 } };
-    _Alignas(64) uint8_t panel[PANEL_BLOCKS * PANEL_K * 16];
-    struct strip s = strip_init(type, two, w, x, ld_y);
-    int64_t ng = w->k / w->g, step = piece_groups(ng, w->g);
-    for (int64_t blk = blk0; blk < blk1; blk += PANEL_BLOCKS) {
-        int64_t end = blk + PANEL_BLOCKS < blk1 ? blk + PANEL_BLOCKS : blk1;
-        for (int64_t g0 = 0; g0 < ng; g0 += step) {
-            s.n_groups = g0 + step < ng ? step : ng - g0;
-            for (int64_t b = blk; b < end && type == CPU_W_Q4; b++)
-                codes_spread(w->data + (size_t)b * w->block_bytes + (size_t)g0 * s.scales_step, s.scales_step, w->g,
-                             s.n_groups, panel + (size_t)(b - blk) * PANEL_K * 16);
-            tiles_panel(type, two, &s, w, blk, end, g0, x, row0, m, y + 16 * (blk - blk0), panel, sums);
-        }
-    }
-    tile_release();
-}
-
-FORCED void matmul_tiles(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,
-                         const struct cpu_act *x, int64_t row0, int64_t m, float *y, int64_t ld_y)
-{
-    if (m <= 16)
-        tiles_few(type, two, w, blk0, blk1, x, row0, (int)m, y, ld_y);
-    else
-        tiles_many(type, two, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 #endif

@@ -76,31 +76,6 @@ static inline void tile_dp(int sum, int x, int codes)
         }
 }
 
-static inline float bf16_at(const uint8_t *p)
-{
-    uint16_t h;
-    memcpy(&h, p, 2);
-    return bf16_to_f32(h);
-}
-
-static inline void tile_dp_bf16(int sum, int x, int codes)
-{
-    struct tile_c *c = &tiles_c[sum];
-    const struct tile_c *a = &tiles_c[x], *b = &tiles_c[codes];
-    tile_check(c->rows == a->rows && c->row_bytes == b->row_bytes && a->row_bytes == 4 * b->rows);
-    for (int i = 0; i < c->rows; i++)
-        for (int n = 0; n < c->row_bytes / 4; n++) {
-            float v;
-            memcpy(&v, c->bytes[i] + 4 * n, 4);
-            for (int j = 0; j < a->row_bytes; j += 2) {
-                double exact = (double)v + (double)bf16_at(a->bytes[i] + j) * bf16_at(b->bytes[j / 4] + 4 * n + j % 4);
-                v = (float)exact;
-                tile_check((double)v == exact); /* the promise of matmul_bf16.h */
-            }
-            memcpy(c->bytes[i] + 4 * n, &v, 4);
-        }
-}
-
 typedef struct {
     float v[16];
 } lanes;
@@ -142,10 +117,19 @@ static inline void lanes_scales(enum dtype dt, const uint8_t *p, lanes *s, lanes
     }
 }
 
+/* One limb as tiles.h converts it, so that its bound is tested everywhere. */
+static inline float sum_float(int32_t v)
+{
+    float f;
+    v += 0x4b400000;
+    memcpy(&f, &v, 4);
+    return f - 12582912.0f;
+}
+
 static inline lanes lanes_sums(bool two, const int32_t *hi, const int32_t *lo)
 {
     lanes l;
-    for (int i = 0; i < 16; i++) l.v[i] = (float)(two ? 256 * hi[i] + lo[i] : hi[i]);
+    for (int i = 0; i < 16; i++) l.v[i] = two ? (float)(256 * hi[i] + lo[i]) : sum_float(hi[i]);
     return l;
 }
 
@@ -171,33 +155,6 @@ static inline void lanes_spread(const uint8_t *p, uint8_t *out)
         out[i] = p[i] & 15;
         out[64 + i] = p[i] >> 4;
     }
-}
-
-/* A whole number of at most 8 bits, perhaps times 256, as bf16. */
-static inline void bf16_put(uint8_t *out, int value)
-{
-    float f = (float)value;
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    tile_check((bits & 0xffff) == 0);
-    uint16_t h = (uint16_t)(bits >> 16);
-    memcpy(out, &h, 2);
-}
-
-static inline void lanes_spread_bf16(const uint8_t *p, const uint8_t *q, uint8_t *out)
-{
-    static const int order[8] = { 0, 2, 4, 6, 1, 3, 5, 7 };
-    for (int lane = 0; lane < 16; lane++)
-        for (int j = 0; j < 8; j++) {
-            int byte = 4 * lane + order[j] / 2, shift = 4 * (order[j] % 2);
-            bf16_put(out + 64 * j + 4 * lane, p[byte] >> shift & 15);
-            bf16_put(out + 64 * j + 4 * lane + 2, q[byte] >> shift & 15);
-        }
-}
-
-static inline void lanes_limb_bf16(bool high, const uint8_t *p, uint8_t *out)
-{
-    for (int i = 0; i < 32; i++) bf16_put(out + 4 * (i % 16) + 2 * (i / 16), (int8_t)p[i] * (high ? 256 : 1));
 }
 
 #endif

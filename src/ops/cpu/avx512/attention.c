@@ -226,8 +226,8 @@ static void rows_widen(enum kv_format f, int64_t n, const uint8_t *in, float *ou
 {
     for (int64_t i = 0; i < n; i++, in += 128, out += 64) {
         __m512 v[4];
-        if (f == KV_BF16) row64_load(KV_BF16, in, v);
-        else row64_load(KV_F16, in, v);
+        if (f == KV_BF16) row64_load(KV_BF16, 4, in, v);
+        else row64_load(KV_F16, 4, in, v);
         for (int j = 0; j < 4; j++) _mm512_storeu_ps(out + 16 * j, v[j]);
     }
 }
