@@ -181,8 +181,8 @@ struct compiled {
 /* Blocks of 16 outputs that stay together when a weight is dealt to threads. */
 #define CPU_SHARE_BLOCKS 2
 /* Floats of product that a thread holds: before adding them to the residual, or of gate and up together. */
-#define CPU_LINEAR_TMP_FLOATS 49152
-#define CPU_LINEAR_ROWS 128 /* rows that a kernel gets at once, at most: for these a unit of blocks fits */
+#define CPU_LINEAR_TMP_FLOATS 98304
+#define CPU_LINEAR_ROWS 256 /* rows that a kernel gets at once, at most: for these a unit of blocks fits */
 
 /* Row-wise steps (embed, norm, draws; the inputs of o when heads do not hold whole groups): small batches in open. */
 int64_t cpu_rows_open(struct compiled *c, const struct cpu_pass *p, int i_thread, const int32_t **bounds);

@@ -7,7 +7,7 @@
  *
  * RUN_STRIPS strips of 16 rows by RUN_BLOCKS blocks at a time, over pieces of k: the codes of a piece are spread once for all
  * strips, and the strips pass over them one (or two) at a time, so that their inputs stay in L1 while the codes come from L2. Between
- * pieces of k accumulators rest in scratch, which lies closer than the rows of y. Scratch: about 450 KB of stack.
+ * pieces of k accumulators rest in scratch, which lies closer than the rows of y. Scratch: about 520 KB of stack.
  */
 #ifndef OPS_CPU_AMX_MATMUL_TILES_H
 #define OPS_CPU_AMX_MATMUL_TILES_H
@@ -16,7 +16,7 @@
 
 #define PIECE_K 768    /* at most; pieces of k are balanced */
 #define PIECE_GROUPS (PIECE_K / 16)
-#define RUN_STRIPS 8
+#define RUN_STRIPS 16
 #define RUN_BLOCKS 12
 #define AHEAD_BYTES 8192
 
