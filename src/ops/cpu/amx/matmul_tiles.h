@@ -21,7 +21,7 @@
 #define AHEAD_BYTES 8192
 
 struct tile_scratch {
-    _Alignas(64) int32_t sums[2][512];
+    _Alignas(64) int32_t sums[SUMS][512];
     _Alignas(64) float acc[RUN_STRIPS * RUN_BLOCKS * 256];
     _Alignas(64) float pairs[RUN_STRIPS * PIECE_GROUPS * 32];
     _Alignas(64) float scales[RUN_BLOCKS * PIECE_GROUPS * 32];
