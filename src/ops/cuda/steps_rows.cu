@@ -30,7 +30,8 @@ static ck_x x_or_none(const struct ck_x *x)
 
 #define KEEP 8 /* values of a thread that stay in registers */
 
-static __global__ void norm_kernel(struct cs_norm a, ck_x x)
+/* CENTRED: a layer norm, about the mean and with a bias. */
+template <bool CENTRED> static __global__ void norm_kernel(struct cs_norm a, ck_x x)
 {
     __shared__ float warps[32];
     const int row = (int)blockIdx.x, n = a.width / a.n_pieces, first = (int)blockIdx.y * n, tid = (int)threadIdx.x, by = (int)blockDim.x;
@@ -42,7 +43,7 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
     ck_pdl_wait();
 #pragma unroll
     for (int j = 0; j < KEEP; j++) v[j] = tid + j * by < n ? in[tid + j * by] : 0.0f;
-    if (a.bias) {
+    if (CENTRED) {
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < KEEP; j++) sum = sum + v[j];
@@ -52,12 +53,12 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
     if (!a.identity) {
         float ss = 0.0f;
         auto square = [&](float y) {
-            if (a.bias) y = y - mean;
+            if (CENTRED) y = y - mean;
             ss = __fmaf_rn(y, y, ss);
         };
 #pragma unroll
         for (int j = 0; j < KEEP; j++)
-            if (tid + j * by < n) square(v[j]);
+            if (!CENTRED || tid + j * by < n) square(v[j]); /* 0 beyond the row */
         for (int i = tid + KEEP * by; i < n; i += by) square(in[i]);
         ss = block_sum(ss, warps);
         r = 1.0f / sqrtf(ss * (1.0f / (float)n) + a.eps);
@@ -67,10 +68,10 @@ static __global__ void norm_kernel(struct cs_norm a, ck_x x)
     const int64_t x_by = x.layout == CK_X_TILES ? by / 64 * (64 * 128) : by;
     auto put = [&](int i, int j, float y, float g) {
         if (!a.identity) {
-            if (a.bias) y = y - mean;
+            if (CENTRED) y = y - mean;
             y = y * r;
             if (a.weight) y = y * g;
-            if (a.bias) y = y + a.bias[i];
+            if (CENTRED) y = y + a.bias[i];
         }
         if (a.add_to) {
             float *to = a.add_to + (int64_t)row * a.ld_add + first + i;
@@ -111,7 +112,8 @@ extern "C" int cs_norm(const struct ck_ctx *c, const struct cs_norm *a, cudaStre
     int n = a->width / a->n_pieces;
     if (a->x && a->n_pieces == 1 && !a->bias && !a->add_to && !a->out && !a->copy && ck_norm_pairs(a->in, a->ld_in, a->weight, n))
         return ck_launch(c, norm_input_kernel, dim3((unsigned)a->m), 256, 0, st, *a, *a->x);
-    return ck_launch(c, norm_kernel, dim3((unsigned)a->m, (unsigned)a->n_pieces), (int)(n >= 1024 ? 512 : 128), 0, st, *a, x_or_none(a->x));
+    return ck_launch(c, a->bias ? norm_kernel<true> : norm_kernel<false>, dim3((unsigned)a->m, (unsigned)a->n_pieces), (int)(n >= 1024 ? 512 : 128), 0, st, *a,
+                     x_or_none(a->x));
 }
 
 #define COLUMNS 256
