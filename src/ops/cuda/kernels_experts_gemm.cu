@@ -167,17 +167,31 @@ static __device__ __forceinline__ struct ck_out part_of(const struct experts_gem
     return o;
 }
 
-/* A thread's sums of rows row and row + 8, columns 8 i + {0, 1} from its first on, to their slots' rows. */
-template <int N> static __device__ __forceinline__ void gemm_store(const struct experts_gemm_args &a, const struct ck_piece &p, int row, int lane, const float (&total)[N / 2])
+/* What a thread's two sums of a column meet, loaded ahead of them: rows row and row + 8 of down, or one of gate and the same of up. */
+template <bool GLU> static __device__ __forceinline__ void rows_load(const struct experts_gemm_args &a, int expert, int row, struct ck_row (&rows)[2])
 {
-    const struct ck_out o = part_of(a, 0, p.expert);
-    const struct ck_row rows[2] = { ck_row_load(o, a.x.mul, row), ck_row_load(o, a.x.mul, row + 8) };
+    rows[0] = ck_row_load(part_of(a, 0, expert), a.x.mul, row);
+    rows[1] = ck_row_load(part_of(a, GLU ? 1 : 0, expert), a.x.mul, GLU ? row : row + 8);
+}
+
+/* A thread's sums of rows row and row + 8, columns 8 i + {0, 1} from its first on, to their slots' rows. */
+template <int N>
+static __device__ __forceinline__ void gemm_store(const struct experts_gemm_args &a, const struct ck_piece &p, int row, int lane, const struct ck_row (&rows)[2],
+                                                  const float (&total)[N / 2])
+{
+    const struct ck_out &o = a.part[0];
     const int32_t *slots = a.list.slots + p.first;
+    int slot[N / 4];
 #pragma unroll
-    for (int k = 0; k < N / 2; k += k & 1 ? 3 : 1) {
-        const int col = (k >> 2) * 8 + (lane & 3) * 2 + (k & 1);
-        if (col >= p.n) continue;
-        float *y = o.y + (int64_t)slots[col] * o.ld_y + row;
+    for (int i = 0; i < N / 4; i++) {
+        const int col = (i >> 1) * 8 + (lane & 3) * 2 + (i & 1);
+        slot[i] = col < p.n ? slots[col] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const int k = (i >> 1) * 4 + (i & 1);
+        if (slot[i] < 0) continue;
+        float *y = o.y + (int64_t)slot[i] * o.ld_y + row;
         if (row < o.n) y[0] = ck_out_linear(o, rows[0], total[k]);
         if (row + 8 < o.n) y[8] = ck_out_linear(o, rows[1], total[k + 2]);
     }
@@ -187,17 +201,15 @@ template <int N> static __device__ __forceinline__ void gemm_store(const struct 
  * warpgroup). in32: the row among them. */
 template <int N>
 static __device__ __forceinline__ void gemm_gate(const struct experts_gemm_args &a, const struct ck_piece &p, int i_piece, int row32, int in32, int group, int lane,
-                                                 const float (&total)[N / 2], __half *room)
+                                                 const struct ck_row (&rows)[2], const float (&total)[N / 2], __half *room)
 {
     const int row = row32 + in32, thread = (int)threadIdx.x & 127;
     const float inv = __fdiv_rn(1.0f, a.out.mul);
-    const struct ck_out gate = part_of(a, 0, p.expert), up = part_of(a, 1, p.expert);
-    const struct ck_row rg = ck_row_load(gate, a.x.mul, row), ru = ck_row_load(up, a.x.mul, row);
     __half *to = room + (((in32 >> 2) & 1) * 2 + ((in32 >> 1) & 1)) * NTOK * 8 + (in32 >> 3) * 2 + (in32 & 1) + (lane & 3) * 16;
     auto activate = [&](int kind) { /* each kind's code by itself */
 #pragma unroll
         for (int k = 0; k < N / 2; k += k & 1 ? 3 : 1)
-            to[((k >> 2) * 8 + (k & 1)) * 8] = __float2half_rn(ck_glu_value(gate, up, kind, inv, rg, ru, row, total[k], total[k + 2]));
+            to[((k >> 2) * 8 + (k & 1)) * 8] = __float2half_rn(ck_glu_value(a.part[0], a.part[1], kind, inv, rows[0], rows[1], row, total[k], total[k + 2]));
     };
     if (a.glu == 0) activate(0);
     else if (a.glu == 1) activate(1);
@@ -217,12 +229,16 @@ static __device__ __forceinline__ void gemm_unit(const struct experts_gemm_args 
                                                  uint32_t empty, struct place &at, int group, int warp, int lane)
 {
     const int half = warp & 1, first_tile = GLU ? (group * 4 + warp) & ~1 : group * 4 + warp; /* in a slot */
+    const int row32 = block * (TILES * 8) + group * 32, in32 = (warp >> 1) * 16 + half * 8 + (lane >> 2);
+    const int row = GLU ? row32 + in32 : (block * TILES + group * 4 + warp) * 16 + (lane >> 2);
+    struct ck_row rows[2];
     float total[N / 2];
+    rows_load<GLU>(a, piece.expert, row, rows);
     gemm_multiply<FMT, NS, GLU, N>(a, smem, full, empty, at, first_tile, half, lane, (threadIdx.x & 127) == 0, ck_piece_stride(piece.n), total);
     if constexpr (GLU)
-        gemm_gate<N>(a, piece, i_piece, block * (TILES * 8) + group * 32, (warp >> 1) * 16 + half * 8 + (lane >> 2), group, lane, total,
+        gemm_gate<N>(a, piece, i_piece, row32, in32, group, lane, rows, total,
                      (__half *)(smem + gemm<FMT, NS, GLU>::depth * gemm<FMT, NS, GLU>::slot) + group * 32 * NTOK);
-    else gemm_store<N>(a, piece, (block * TILES + group * 4 + warp) * 16 + (lane >> 2), lane, total);
+    else gemm_store<N>(a, piece, row, lane, rows, total);
 }
 #endif
 
