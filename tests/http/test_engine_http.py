@@ -544,7 +544,7 @@ def test_eng090_joining_rows_hit(long_model, alone):
         joined = s.post(say(LONG + "second", max_tokens=8))
         assert cached(joined) > 100
         assert cached(s.post(say(LONG + "second", max_tokens=8))) == joined["usage"]["prompt_tokens"] - 1
-        assert s.get("/stats")["batch"]["active_rows"] == 1
+        s.wait(lambda st: st["batch"]["active_rows"] == 1)
         running.close()
 
 
