@@ -285,6 +285,39 @@ static void check_linear(int bits, int group, int dt, int64_t n, int64_t k)
     drop(&s);
 }
 
+/* Parts of one launch against each by itself, and what was in y is kept where a part adds. */
+static void check_parts(int64_t k, const std::vector<int64_t> &n)
+{
+    const int parts = (int)n.size();
+    struct weight_set s[CK_MAX_PARTS];
+    struct ck_part p[CK_MAX_PARTS] = {};
+    int64_t width = 0;
+    for (int i = 0; i < parts; i++, width += n[(size_t)i - 1]) s[i] = make_weight(4, 64, CK_DT_BF16, n[(size_t)i], k, (uint64_t)(21 + i));
+    float *x = floats((size_t)(64 * k), 51, 1.0f, 0), *before = floats((size_t)(64 * width), 52, 1.0f, 0), *y = dev<float>((size_t)(64 * width));
+    struct ck_x in = x_make(64, k);
+    bool ok = true;
+    char what[160];
+    for (int m : { 1, 8, 16, 20, 32, 33, 64 }) {
+        std::vector<float> got[2];
+        in.layout = ck_x_layout_for(&ctx, m);
+        CU(ck_x_write(&ctx, x, k, m, &in, st));
+        for (int one = 0; one < 2; one++) {
+            CU(cudaMemcpyAsync(y, before, (size_t)(64 * width) * 4, cudaMemcpyDeviceToDevice, st));
+            int64_t col = 0;
+            for (int i = 0; i < parts; i++, col += n[(size_t)i - 1]) p[i] = { &s[i].w, y + col, width, NULL, i == 1 ? 0.5f : 0.0f, 0, i == 0 };
+            for (int i = 0; i < parts && !one; i++) CU(ck_linear(&ctx, &in, m, &p[i], 1, st));
+            if (one) CU(ck_linear(&ctx, &in, m, p, parts, st));
+            got[one] = host(y, (size_t)(64 * width));
+        }
+        snprintf(what, sizeof what, "%d tokens", m);
+        ok &= same_bits(got[0], got[1], what);
+    }
+    snprintf(what, sizeof what, "linear %d parts of %lld to %lld rows over %lld: one launch has the bits of single ones", parts, (long long)n[0], (long long)n.back(), (long long)k);
+    verdict(ok, what);
+    cudaFree(x); cudaFree(before); cudaFree(y); cudaFree(in.v);
+    for (int i = 0; i < parts; i++) drop(&s[i]);
+}
+
 static double glu_ref(int kind, double g, double u)
 {
     if (kind == 0) return g / (1 + exp(-g)) * u;
@@ -883,6 +916,12 @@ int main(int argc, char **argv)
         check_linear(4, 64, CK_DT_BF16, 4264, 2048);
         check_linear(4, 64, CK_DT_BF16, 3000, 4160);
         check_linear(0, 0, CK_DT_F32, 3080, 2176);
+        check_linear(4, 64, CK_DT_BF16, 5992, 1088);   /* clusters of four */
+        check_linear(4, 64, CK_DT_BF16, 40008, 576);   /* blocks of several units */
+        check_linear(4, 64, CK_DT_BF16, 100008, 64);
+        check_parts(1024, { 272, 72, 72 });
+        check_parts(2048, { 4096, 1024, 1000 });
+        check_parts(576, { 24008, 1000 });
         for (int k : { 64, 576, 960, 1024, 2048, 4096, 5120 }) check_norm(k, 0);
         check_norm(576, 1);
         if (!few) {
@@ -903,6 +942,8 @@ int main(int argc, char **argv)
         check_glu(0, 0, 328, 576);
         check_glu(4, 0, 6144, 256);
         check_glu(4, 0, 2048, 2048);
+        check_glu(4, 1, 5000, 1088);
+        check_glu(4, 0, 12288, 256);
         check_glu(0, 1, 1544, 2112);
     }
     if (want("check") || want("check-attend")) {

@@ -14,6 +14,12 @@ struct ck_out;
 extern "C" int ck_experts_gemm(const struct ck_ctx *c, const struct ck_experts *e, const struct ck_x *x, const struct ck_weight *w, const struct ck_out *parts,
                                int glu, const struct ck_x *out, cudaStream_t st);
 
+/* kernels_batch.cu: some tokens, x in CK_X_ROWS; parts of one format. Does it take products with so many rows, of weights like w? */
+extern "C" bool ck_batch_takes(const struct ck_ctx *c, int m, const struct ck_weight *w, int64_t n_row);
+extern "C" int ck_batch(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st);
+extern "C" int ck_batch_glu(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_weight *gate, const struct ck_weight *up,
+                const float *gate_bias, const float *up_bias, int kind, const struct ck_x *out, cudaStream_t st);
+
 /* Attention by form; the caller has checked shapes. d_pad: head_dim rounded up to 64. */
 struct attend_args {
     struct ck_attend a;

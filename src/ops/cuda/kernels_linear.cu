@@ -1,4 +1,5 @@
-/* kernels_linear.cu: products with mma.sync: the path for few tokens everywhere, and for any number where wgmma is missing.
+/* kernels_linear.cu: products with mma.sync: the path for few tokens everywhere, and for any number where no other form has them
+ * (kernels_batch.cu: some tokens; kernels_gemm.cu: many). Which form a product takes is decided at the end of this file.
  *
  * A block owns RT tiles of 16 rows at a time and takes 8 leaves of k at once, one a warp; leaf sums meet in shared memory and are added
  * in order. Tokens are columns, 8 an instruction, NT instructions a block.
@@ -533,9 +534,14 @@ extern "C" int ck_linear(const struct ck_ctx *c, const struct ck_x *x, int m, co
     for (int i = 0, n; i < n_parts; i += n) { /* neighbours of one form share a launch */
         for (n = 1; i + n < n_parts; n++)
             if (parts[i + n].w->format != parts[i].w->format || parts[i + n].w->n_scale != parts[i].w->n_scale) break;
-        for (int j = i; j < i + n; j++)
+        int64_t n_row = 0;
+        for (int j = i; j < i + n; j++) {
             if (parts[j].w->k != x->k) return (int)cudaErrorInvalidValue;
-        int e = ck_x_layout_for(c, m) == CK_X_TILES ? ck_gemm(c, x, m, parts + i, n, st) : run_parts(c, x, m, parts + i, n, st);
+            n_row += parts[j].w->n;
+        }
+        int e = ck_x_layout_for(c, m) == CK_X_TILES           ? ck_gemm(c, x, m, parts + i, n, st)
+                : ck_batch_takes(c, m, parts[i].w, n_row) ? ck_batch(c, x, m, parts + i, n, st)
+                                                              : run_parts(c, x, m, parts + i, n, st);
         if (e) return e;
     }
     return 0;
@@ -548,6 +554,7 @@ extern "C" int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m
         gate->n_scale != up->n_scale || kind < 0 || kind > 2 || !input_fits(c, x, m) || out->layout != ck_x_layout_for(c, m))
         return (int)cudaErrorInvalidValue;
     if (out->layout == CK_X_TILES) return ck_gemm_glu(c, x, m, gate, up, gate_bias, up_bias, kind, out, st);
+    if (ck_batch_takes(c, m, gate, gate->n * 2)) return ck_batch_glu(c, x, m, gate, up, gate_bias, up_bias, kind, out, st);
     struct linear_args a = {};
     a.x = *x;
     a.out = *out;
