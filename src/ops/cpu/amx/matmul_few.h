@@ -6,8 +6,9 @@
  * other and whose inputs are zero where the other group's codes are. One product and one store then serve a "turn", one group (two), and
  * what bounds it is the vector work on the port that tiles leave (matmul_tiles.h): a conversion, a product and two fma a row.
  *
- * Turns follow one another through the blocks without a gap, for blocks lie one behind the other: in turn t the codes of t + 1 are spread,
- * the products of t made, the sums of t - 1 stored and those of t - 2 folded into the accumulators, 8 vectors of a block.
+ * Turns follow one another through the blocks without a gap, for blocks lie one behind the other: in turn t the products of t are made,
+ * inputs and codes of t + 1 loaded, codes of t + 2 spread, the sums of t - 1 stored and those of t - 2 folded into the accumulators, 8 vectors
+ * of a block.
  * Inputs are laid out once a call, k in pieces that L1 holds; between pieces accumulators rest in y. Scratch: 36 KB of stack.
  */
 #ifndef OPS_CPU_AMX_MATMUL_FEW_H
@@ -102,13 +103,9 @@ FORCED void few_spread(enum cpu_wtype type, bool two, int g, struct few *f, uint
 
 /* Tile instructions name their registers: `at`, 0 .. 3, is a constant, the turn's place in the ring. Registers 0 and 1 hold inputs, 2 and
  * 3 codes of even and odd turns, 4 to 7 sums. */
-FORCED void few_product(bool two, int g, int at, struct few *f, const uint8_t *codes)
+FORCED void few_load(bool two, int g, int at, struct few *f, const uint8_t *codes)
 {
     const size_t k = (size_t)FEW_X_BYTES(two, g);
-    if (at == 0) tile_zero(4);
-    else if (at == 1) tile_zero(5);
-    else if (at == 2) tile_zero(6);
-    else tile_zero(7);
     if (at % 2 == 0) {
         tile_load(0, f->x, k);
         tile_load(2, codes, 64);
@@ -116,12 +113,25 @@ FORCED void few_product(bool two, int g, int at, struct few *f, const uint8_t *c
         tile_load(1, f->x, k);
         tile_load(3, codes, 64);
     }
-    if (at == 0) tile_dp(4, 0, 2);
-    else if (at == 1) tile_dp(5, 1, 3);
-    else if (at == 2) tile_dp(6, 0, 2);
-    else tile_dp(7, 1, 3);
     f->x += (two || g == 32 ? 16 : FEW_ROWS) * k;
     if (f->x == f->x_end) f->x = f->x_begin;
+}
+
+FORCED void few_product(int at)
+{
+    if (at == 0) {
+        tile_zero(4);
+        tile_dp(4, 0, 2);
+    } else if (at == 1) {
+        tile_zero(5);
+        tile_dp(5, 1, 3);
+    } else if (at == 2) {
+        tile_zero(6);
+        tile_dp(6, 0, 2);
+    } else {
+        tile_zero(7);
+        tile_dp(7, 1, 3);
+    }
 }
 
 FORCED void few_store(int at, int32_t *sums)
@@ -167,8 +177,9 @@ FORCED void few_fold(bool two, int g, int R, struct few *f, const int32_t *sums,
 FORCED void few_turn(enum cpu_wtype type, bool two, int g, int R, int at, int64_t t, int64_t n, struct few *f, struct few_ring *ring,
                      lanes acc[FEW_ROWS])
 {
-    if (t + 1 < n) few_spread(type, two, g, f, ring->codes[(at + 1) % FEW_RING]);
-    if (t < n) few_product(two, g, at, f, ring->codes[at]);
+    if (t < n) few_product(at);
+    if (t + 1 < n) few_load(two, g, (at + 1) % FEW_RING, f, ring->codes[(at + 1) % FEW_RING]);
+    if (t + 2 < n) few_spread(type, two, g, f, ring->codes[(at + 2) % FEW_RING]);
     if (t >= 1 && t <= n) few_store((at + 3) % FEW_RING, ring->sums[(at + 3) % FEW_RING]);
     if (t >= 2 && t < n + 2) few_fold(two, g, R, f, ring->sums[(at + 2) % FEW_RING], acc);
 }
@@ -179,6 +190,8 @@ FORCED void few_turns(enum cpu_wtype type, bool two, int g, int R, struct few f,
     UNROLL(8)
     for (int r = 0; r < FEW_ROWS; r++) acc[r] = lanes_zero();
     few_spread(type, two, g, &f, ring->codes[0]);
+    if (n > 1) few_spread(type, two, g, &f, ring->codes[1]);
+    few_load(two, g, 0, &f, ring->codes[0]);
     for (int64_t t = 0; t < n + 2; t += FEW_RING) {
         few_turn(type, two, g, R, 0, t, n, &f, ring, acc);
         few_turn(type, two, g, R, 1, t + 1, n, &f, ring, acc);
