@@ -60,9 +60,9 @@ class Model:
 
 def common(d, layers, heads, kv, size, vocab):
     config = {"hidden_size": d, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": size,
-              "vocab_size": vocab, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+              "vocab_size": vocab, "max_position_embeddings": 40960, "rms_norm_eps": 1e-5, "hidden_act": "silu",
               "tie_word_embeddings": False}
-    meta = {"context_length": 8192, "embedding_length": d, "block_count": layers, "attention.head_count": heads,
+    meta = {"context_length": 40960, "embedding_length": d, "block_count": layers, "attention.head_count": heads,
             "attention.head_count_kv": kv, "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": vocab}
     return config, meta
 
