@@ -1,6 +1,6 @@
 /* test_cuda_attend.c: a decode step's rotation, writing of keys and attention as one launch, against the two launches that it
  * stands for: the same bits in what comes out and in the pages. Batches of few and of so many splits that each form of it is met
- * (few splits: clusters; some: the form of many blocks; many: a warp a stretch of splits). Older pages are shared by all rows, the one
+ * (few splits: clusters; some: the form of many blocks; many: blocks that take stretches of all splits). Older pages are shared by all rows, the one
  * that is written is a row's own. All of it is skipped without a GPU.
  */
 #include "kernels/cuda_rig.h"
@@ -22,6 +22,12 @@ static const struct shape SHAPES[] = {
     { "one row, one split", 9, 3, 64, CK_KV_F16, 1, 200, 0, 0, true },
     { "one row, many splits", 32, 8, 128, CK_KV_F16, 1, 6000, 0, 0, false },
     { "eight rows", 32, 8, 128, CK_KV_F16, 8, 900, 0, 0, false },
+    { "eight rows of two groups of sixteen", 32, 2, 128, CK_KV_F16, 8, 900, 0, 0, false },
+    { "many rows of two groups of sixteen", 32, 2, 128, CK_KV_F16, 40, 1900, 0, 0, false },
+    { "stream, short rows", 32, 8, 128, CK_KV_F16, 32, 576, 0, 0, false },
+    { "stream, rows of all lengths, a window", 32, 8, 128, CK_KV_F16, 40, 1460, 700, 0, false },
+    { "stream, heads cut between blocks", 32, 8, 128, CK_KV_F16, 9, 5000, 0, 0, false },
+    { "stream, groups of eight", 64, 8, 128, CK_KV_F16, 5, 6140, 0, 0, false },
     { "stream, heads of 128", 32, 8, 128, CK_KV_F16, 33, 5900, 0, 0, false },
     { "stream, heads of 64, bf16", 16, 8, 64, CK_KV_BF16, 32, 5000, 0, 0, true },
     { "stream, heads of 128, bf16", 32, 8, 128, CK_KV_BF16, 32, 5210, 0, 0, false },

@@ -2,8 +2,8 @@
  *   plain  kernels_attend_plain.cu: f32 pages, heads of unusual width
  *   small  kernels_attend_small.cu: few tokens
  *   large  kernels_attend_large.cu: many tokens
- *   token  kernels_attend_token.cu (cs_rope_attend): batches of single tokens, rotation and the writing of keys included
- *   stream kernels_attend_stream.cu: the same, of many splits
+ *   token  kernels_attend_token.cu (cs_rope_attend): small batches of single tokens, rotation and the writing of keys included
+ *   stream kernels_attend_stream.cu: the same, of more splits than the card takes at once
  * The last four run on tensor cores and share kernels_attend.cuh, and with it the bits.
  */
 #include "ops/cuda/kernels_int.h"

@@ -94,35 +94,39 @@ static __device__ __forceinline__ void q_frags(uint4 *qs, const struct attend_ar
 /* Key of (block i of 8, column c) in a tile of 64. */
 static __device__ __forceinline__ int key_of(int i, int c) { return 32 * (i >> 2) + 8 * (c >> 1) + 4 * ((i >> 1) & 1) + 2 * (i & 1) + (c & 1); }
 
-/* s[8][4] = Q K^T of a page. */
-template <int DP, bool BF> static __device__ __forceinline__ void s_tile(float s[8][4], const uint4 *qs, const uint16_t *k, int lane)
+/* s[NB][4] = Q K^T of the blocks of 8 keys from block0 on, whose loads are in flight together. */
+template <int DP, bool BF, int NB> static __device__ __forceinline__ void s_blocks(float (*s)[4], const uint4 *qs, const uint16_t *k, int block0, int lane)
 {
-    constexpr int NB = DP <= 64 ? 8 : DP <= 128 ? 4 : DP <= 256 ? 2 : 1; /* blocks of keys whose loads are in flight together */
-    int c = lane >> 2, t = lane & 3;
+    const int c = lane >> 2, t = lane & 3;
+    uint4 b[NB][DP / 32];
 #pragma unroll
-    for (int i0 = 0; i0 < 8; i0 += NB) {
-        uint4 b[NB][DP / 32];
+    for (int i = 0; i < NB; i++) {
+        const uint4 *row = (const uint4 *)(k + key_of(block0 + i, c) * DP);
+#pragma unroll
+        for (int v = 0; v < DP / 32; v++) b[i][v] = row[(v * 4 + t) ^ ((c & 1) << 2)];
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[i][e] = 0;
+    }
+#pragma unroll
+    for (int st = 0; st < DP / 16; st++) {
+        uint4 ah = qs[st * 32 + lane], al = BF ? qs[DP * 2 + st * 32 + lane] : ah;
 #pragma unroll
         for (int i = 0; i < NB; i++) {
-            const uint4 *row = (const uint4 *)(k + key_of(i0 + i, c) * DP);
-#pragma unroll
-            for (int v = 0; v < DP / 32; v++) b[i][v] = row[(v * 4 + t) ^ ((c & 1) << 2)];
-        }
-#pragma unroll
-        for (int i = 0; i < NB; i++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[i0 + i][e] = 0;
-#pragma unroll
-        for (int st = 0; st < DP / 16; st++) {
-            uint4 ah = qs[st * 32 + lane], al = BF ? qs[DP * 2 + st * 32 + lane] : ah;
-#pragma unroll
-            for (int i = 0; i < NB; i++) {
-                uint4 v = b[i][st >> 1];
-                mma<BF>(s[i0 + i], ah, al, st & 1 ? v.z : v.x, st & 1 ? v.w : v.y);
-            }
+            uint4 v = b[i][st >> 1];
+            mma<BF>(s[i], ah, al, st & 1 ? v.z : v.x, st & 1 ? v.w : v.y);
         }
     }
 }
+
+/* s[8][4] = Q K^T of a page. */
+template <int DP, bool BF> static __device__ __forceinline__ void s_tile(float s[8][4], const uint4 *qs, const uint16_t *k, int lane)
+{
+    constexpr int NB = DP <= 64 ? 8 : DP <= 128 ? 4 : DP <= 256 ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < 8; i += NB) s_blocks<DP, BF, NB>(s + i, qs, k, i, lane);
+}
+
+static __device__ __forceinline__ float larger(float v, float most) { return v > most || v != v ? v : most; } /* a NaN stays */
 
 /* Soft cap and mask; the largest visible of each of the two rows. key0: index of the tile's first key. */
 static __device__ __forceinline__ void mask_tile(float s[8][4], float softcap, int key0, const int lo[2], const int hi[2], int lane, float most[2])
@@ -272,8 +276,10 @@ static __device__ __forceinline__ float2 merge_factors(float &M, float &L, float
     float before = __shfl_up_sync(~0u, most, 1);
     if (lane == 0) before = M;
     const float2 f = seen ? make_float2(step_down(before, most), ck_exp2(__fsub_rn(m, most))) : make_float2(1.0f, 0.0f);
-    for (int s = 0; s < n; s++)
-        L = __fmaf_rn(__shfl_sync(~0u, l, s), __shfl_sync(~0u, f.y, s), __fmul_rn(L, __shfl_sync(~0u, f.x, s)));
+    for (int i = 0; i < n; i += 8) /* lanes without a split change nothing */
+#pragma unroll
+        for (int s = i; s < i + 8; s++)
+            L = __fmaf_rn(__shfl_sync(~0u, l, s), __shfl_sync(~0u, f.y, s), __fmul_rn(L, __shfl_sync(~0u, f.x, s)));
     M = __shfl_sync(~0u, most, 31);
     return f;
 }

@@ -1,360 +1,621 @@
 /* kernels_attend_stream.cu: a decode step's rotation, writing of keys and values, and attention in one launch, for batches of single
- * tokens with many keys: several splits for every warp of the card. A block a multiprocessor, of up to four warps that work each for itself: the splits of
- * all rows and KV heads lie in one line, each warp takes an even stretch of it. It brings keys and values into a ring of its own, half
- * a tile at a time, as far ahead as the ring reaches: the first before the kernel waits for the products of q, k and v, the next
- * whenever it is done with one. Bits as in every form: tiles as in the large form, splits merged left to right. What begins with a
- * head's first split is merged on the way; other splits of a head that several warps share go through the work area, and the warp that
- * ends last merges them.
+ * tokens that are more than kernels_attend_token.cu takes at once. A block a multiprocessor takes a stretch of the line of all splits
+ * (kernels_attend_line.cuh), its keys and values come by bulk copies into a ring that most of the shared memory is, the first of them before the
+ * kernel waits for the products of q, k and v. Eight warps work on one split: two take the scores of a tile, then each 16 dims of all tiles, with
+ * keys and values as the operand of 16 rows and query heads as that of 8 columns: half the instructions of the other way round, and the same
+ * sums, so the bits of every form. What has all splits of a head merges them on the way; others go through the work area, and the block that
+ * comes last merges.
  */
 #include "ops/cuda/kernels_attend_heads.cuh"
+#include "ops/cuda/kernels_attend_line.cuh"
 
-#define WORKERS 4  /* warps of a block */
-#define ROWS_MAX 32 /* tokens of a launch */
+#define WARPS 8
 #define HEADS_MAX 8 /* query heads of a KV head */
-#define TASKS 5     /* heads that are on their way together */
 
 struct stream_args {
     struct attend_args g;
     struct cs_rope r;
-    int tok0, n_tok, depth; /* depth: slots of a warp's ring */
+    int tok0, n_tok;
 };
 
-template <int DP, bool BF> struct stream_room {
-    enum {
-        tile = 64 * DP * 2,
-        slots = DP <= 64 ? (BF ? 20 : 24) : BF ? 8 : 12 /* of all warps */
+template <int DP> struct stream_room {
+    enum { tile = 64 * DP * 2, slots = DP <= 64 ? 24 : 12 };
+    struct area {
+        float p[4][HEADS_MAX][64 + 4];   /* weights of a split: of a tile and a query head, by key; a merge's factors */
+        float rows[HEADS_MAX + 2][DP + 4]; /* query heads while they are made, then the token's key and value */
+        float table[DP];                 /* the token's rotary row */
+        float part_max[2][HEADS_MAX][WARPS]; /* of this split and the one before */
+        uint16_t fresh[2][2][DP];        /* the token's key and value as in the page, of this head and the one before */
     };
-    struct place { /* of a warp, behind the rings */
-        uint4 qs[(BF ? 2 : 1) * DP * 2]; /* the rotary row lies here while heads are made */
-        float rows[HEADS_MAX][DP];       /* heads while they are made, then sums over splits */
-        uint16_t fresh[2][DP];           /* the token's key and value */
-    };
-    static int bytes(int workers) { return slots * tile + workers * (int)sizeof(struct place); }
+    static constexpr int bytes = slots * tile + (int)sizeof(struct area);
 };
-
-/* Numbers of a launch's tokens: keys, and where the splits of a row begin in the line of all. */
-struct stream_rows {
-    int lo[ROWS_MAX], hi[ROWS_MAX], index[ROWS_MAX], table[ROWS_MAX], first[ROWS_MAX + 1];
-    __device__ __forceinline__ int split0(int row) const { return lo[row] / CK_ATTN_SPLIT; }
-    __device__ __forceinline__ int split1(int row) const { return (hi[row] + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT; }
-};
-
-/* A warp's part of a row and a KV head: splits [from, to), of which somebody sees tiles [tile, tile_end). at: place of the head's first
- * split in the line. */
-struct stream_piece { int row, kvh, from, to, at, tile, tile_end; };
 
 #if __CUDA_ARCH__ >= 900
-/* The piece that begins at `at` of the line; ends at `end` at the latest. */
-static __device__ __forceinline__ struct stream_piece piece_at(const struct stream_rows &r, int at, int end, int n_row)
+/* Values have been used: the one warp that waits for it, and the others. */
+static __device__ __forceinline__ void used_wait(void) { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+static __device__ __forceinline__ void used_tell(void) { asm volatile("bar.arrive 1, 256;" ::: "memory"); }
+/* Adds to a counter once what all threads have written before a barrier can be seen; what others wrote before theirs can be seen behind it. */
+static __device__ __forceinline__ unsigned count_up(unsigned *count, unsigned n)
 {
-    struct stream_piece p;
-    p.row = 0;
-    for (int step = ROWS_MAX / 2; step > 0; step /= 2)
-        if (p.row + step < n_row && r.first[p.row + step] <= at) p.row += step;
-    const int s0 = r.split0(p.row), n = r.split1(p.row) - s0, in = at - r.first[p.row];
-    p.kvh = in / n;
-    p.at = r.first[p.row] + p.kvh * n;
-    p.from = s0 + in - p.kvh * n;
-    p.to = min(s0 + n, p.from + end - at);
-    p.tile = max(r.lo[p.row] >> 6, 4 * p.from);
-    p.tile_end = min((r.hi[p.row] + 63) >> 6, 4 * p.to);
-    return p;
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(n) : "memory");
+    return before;
 }
 
-/* By one warp. */
-static __device__ __forceinline__ void rows_load(struct stream_rows &r, const struct stream_args &t, int lane)
-{
-    static_assert(ROWS_MAX == 32, "a row a lane");
-    const int tok = t.tok0 + lane;
-    const bool in = lane < t.n_tok;
-    r.lo[lane] = in ? t.g.a.lo[tok] : 0;
-    r.hi[lane] = in ? t.g.a.hi[tok] : 0;
-    r.index[lane] = in ? t.r.index[tok] : 0;
-    r.table[lane] = in ? t.r.table_of[tok] : 0;
-    int sum = (r.split1(lane) - r.split0(lane)) * t.g.a.n_head_kv;
-    for (int step = 1; step < 32; step *= 2) {
-        int before = __shfl_up_sync(~0u, sum, step);
-        if (lane >= step) sum += before;
-    }
-    r.first[lane + 1] = sum;
-    if (lane == 0) r.first[0] = 0;
-}
-
-/* What a warp brings: keys, then values of tile after tile, over its pieces. */
-template <int DP, bool BF> struct stream_feed {
-    using R = stream_room<DP, BF>;
-    const struct stream_args &t;
-    const struct stream_rows &rows;
-    uint32_t ring, full; /* slots, and a barrier of each */
-    int lane, at, end, half, slot, base, id; /* id: page of tile base + lane */
-    struct stream_piece p;
-    __device__ __forceinline__ void begin(void)
+/* Query heads as columns: element order as q_frags has it. Heads from n_q on are zeros. */
+template <int DP, bool BF> struct stream_query {
+    uint2 h[DP / 16], l[BF ? DP / 16 : 1];
+    template <typename ROWS> __device__ __forceinline__ void load(const ROWS &rows, int n_q, float scale, int lane)
     {
-        if (at >= end) return;
-        p = piece_at(rows, at, end, t.n_tok);
-        ids();
-    }
-    __device__ __forceinline__ void ids(void)
-    {
-        base = p.tile;
-        id = p.tile + lane < p.tile_end ? t.g.a.pages[rows.table[p.row] + p.tile + lane] : 0;
-    }
-    __device__ __forceinline__ void next(void)
-    {
-        if (at >= end) return;
-        const int page = __shfl_sync(~0u, id, p.tile - base);
-        if (lane == 0) {
-            const uint32_t bar = full + 8u * (uint32_t)slot;
-            ck_mbar_expect(bar, R::tile);
-            ck_bulk_plain(ring + (uint32_t)(slot * R::tile),
-                          (const uint8_t *)t.g.a.pool + (int64_t)page * 4096 + t.g.a.head_off + (int64_t)(p.kvh * 2 + half) * R::tile, R::tile, bar);
+        const int c = lane >> 2, t = lane & 3;
+#pragma unroll
+        for (int s = 0; s < DP / 16; s++) {
+            const float4 v = c < n_q ? *(const float4 *)&rows[c][32 * (s >> 1) + 8 * t + 4 * (s & 1)] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            put(s, v.x, v.y, v.z, v.w, scale);
         }
-        if (++slot == t.depth) slot = 0;
-        half ^= 1;
-        if (half) return;
-        if (++p.tile == p.tile_end) {
-            at += p.to - p.from;
-            begin();
-        } else if (p.tile - base == 32) {
-            ids();
-        }
+    }
+    /* From the products, rotated on the way: whole heads in halves, without a norm. x: head c of the lane, cs: the token's rotary row. */
+    __device__ __forceinline__ void load_rotated(const float *x, const float *cs, bool in, float scale, int lane)
+    {
+        const int t = lane & 3;
+#pragma unroll
+        for (int v = 0; v < DP / 64; v++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int at = 32 * v + 8 * t + 4 * i;
+                float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+                const float4 co = *(const float4 *)(cs + at), si = *(const float4 *)(cs + DP / 2 + at);
+                if (in) {
+                    a = *(const float4 *)(x + at);
+                    b = *(const float4 *)(x + DP / 2 + at);
+                }
+                put(2 * v + i, __fmaf_rn(a.x, co.x, -(b.x * si.x)), __fmaf_rn(a.y, co.y, -(b.y * si.y)), __fmaf_rn(a.z, co.z, -(b.z * si.z)),
+                    __fmaf_rn(a.w, co.w, -(b.w * si.w)), scale);
+                put(2 * v + i + DP / 32, __fmaf_rn(b.x, co.x, a.x * si.x), __fmaf_rn(b.y, co.y, a.y * si.y), __fmaf_rn(b.z, co.z, a.z * si.z),
+                    __fmaf_rn(b.w, co.w, a.w * si.w), scale);
+            }
+    }
+    __device__ __forceinline__ void put(int s, float v0, float v1, float v2, float v3, float scale)
+    {
+        uint2 lo;
+        pair<BF>(v0 * scale, v1 * scale, h[s].x, lo.x);
+        pair<BF>(v2 * scale, v3 * scale, h[s].y, lo.y);
+        if (BF) l[BF ? s : 0] = lo;
     }
 };
 
-/* Query rows of a piece as fragments, and by the warp that has the token's own place its key and value, which go to the page too. */
-template <int DP, bool BF>
-static __device__ __forceinline__ void stream_heads(const struct stream_args &t, const struct stream_rows &rows, const struct stream_piece &p, int lane,
-                                                    typename stream_room<DP, BF>::place &place)
+/* d += rows (r0 and, 8 below, r1: 16 bytes of each) times a column operand; odd: the second half of the 16 bytes. */
+template <bool BF> static __device__ __forceinline__ void turned_mma(float d[4], const uint4 &r0, const uint4 &r1, bool odd, const uint2 &bh, const uint2 &bl)
 {
-    using R = stream_room<DP, BF>;
-    const struct attend_args &g = t.g;
-    const int tok = t.tok0 + p.row, index = rows.index[p.row], d = t.r.head_dim, n_q = g.group;
-    const bool fresh = index >= p.from * CK_ATTN_SPLIT && index < p.to * CK_ATTN_SPLIT;
-    const float *q = t.r.q + tok * t.r.ld_q + (int64_t)p.kvh * g.group * t.r.q_step;
-    float *cs = t.r.table ? (float *)(void *)place.qs : NULL;
-    __syncwarp(); /* the piece before is done with the place */
-    for (int i = lane; cs && i < t.r.n_rot; i += 32) cs[i] = t.r.table[(int64_t)tok * t.r.n_rot + i];
-    __syncwarp();
-    if (fresh) { /* through the rows of queries, which come after */
-        struct head_vector<DP> k, v;
-        k.load(t.r.k + tok * t.r.ld_k + (int64_t)p.kvh * d, t.r.k_norm, d, lane);
-        v.load(t.r.v + tok * t.r.ld_v + (int64_t)p.kvh * d, NULL, d, lane);
-        k.make(place.rows[0], t.r.k_norm != NULL, true, cs, t.r, lane);
-        v.make(place.rows[1], t.r.v_norm != 0, false, NULL, t.r, lane);
-        const int64_t page = g.a.pages[rows.table[p.row] + (index >> 6)];
-        uint16_t *to = (uint16_t *)((uint8_t *)(void *)g.a.pool + page * 4096 + g.a.head_off + (int64_t)p.kvh * 2 * R::tile);
-        for (int i = lane; i < DP; i += 32) {
-            const uint16_t kb = page_bits<BF>(place.rows[0][i]), vb = page_bits<BF>(place.rows[1][i]);
-            place.fresh[0][i] = kb;
-            place.fresh[1][i] = vb;
-            to[ck_k_off(index & 63, i, DP, 2)] = kb;
-            if (i < d) to[64 * DP + ck_v_off(index & 63, i, 2)] = vb;
-        }
-        __syncwarp();
+    const uint32_t a[4] = { odd ? r0.z : r0.x, odd ? r1.z : r1.x, odd ? r0.w : r0.y, odd ? r1.w : r1.y };
+    if (!BF) {
+        ck_mma_f16(d, a, bh.x, bh.y);
+        return;
     }
-    for (int i0 = 0; i0 < n_q; i0 += TASKS) {
-        struct head_vector<DP> v[TASKS];
-#pragma unroll
-        for (int i = 0; i < TASKS; i++)
-            if (i0 + i < n_q) v[i].load(q + (i0 + i) * t.r.q_step, t.r.q_norm, d, lane);
-#pragma unroll
-        for (int i = 0; i < TASKS; i++)
-            if (i0 + i < n_q) v[i].make(place.rows[i0 + i], t.r.q_norm != NULL, true, cs, t.r, lane);
-    }
-    __syncwarp();
-    /* As q_frags makes them; rows from 8 on are zeros. */
-    for (int s = 0; s < DP / 16; s++) {
-        uint32_t h[2], l[2];
-#pragma unroll
-        for (int p2 = 0; p2 < 2; p2++) {
-            const int i = lane >> 2, dim = s / 4 * 64 + 32 * ((s & 3) >> 1) + 8 * (lane & 3) + 4 * (s & 1) + 2 * p2;
-            const float2 v = i < n_q ? *(const float2 *)&place.rows[i < n_q ? i : 0][dim] : make_float2(0.0f, 0.0f);
-            pair<BF>(v.x * t.r.q_scale, v.y * t.r.q_scale, h[p2], l[p2]);
-        }
-        place.qs[s * 32 + lane] = make_uint4(h[0], 0, h[1], 0);
-        if (BF) place.qs[DP * 2 + s * 32 + lane] = make_uint4(l[0], 0, l[1], 0);
-    }
-    __syncwarp();
+    ck_mma_bf16(d, a, bh.x, bh.y);
+    ck_mma_bf16(d, a, bl.x, bl.y);
 }
 
-/* One split's tiles into o, m, l. slot, phase: where the ring stands. */
-template <int DP, bool BF>
-static __device__ __forceinline__ void stream_split(float (*o)[4], float m[2], float l[2], struct stream_feed<DP, BF> &feed, int tile, int tile_end, int lo_min,
-                                                    int hi_max, int fresh_tile, int in_tile, int lane, typename stream_room<DP, BF>::place &place, uint8_t *ring,
-                                                    int &slot, uint32_t &phase)
+/* Scores of 32 keys from `key` of a tile on: s[j][e] is of key 16 j + c + 8 (e / 2) and head 2 t + e % 2. */
+template <int DP, bool BF> static __device__ __forceinline__ void stream_scores(float s[2][4], const struct stream_query<DP, BF> &q, const uint16_t *k, int key, int lane)
 {
-    using R = stream_room<DP, BF>;
-    const struct stream_args &t = feed.t;
-    const int lo[2] = { lo_min, lo_min }, hi[2] = { hi_max, hi_max };
-    auto arrived = [&] {
-        ck_mbar_wait(feed.full + 8u * (uint32_t)slot, phase);
-        return (uint16_t *)(ring + slot * R::tile);
-    };
-    auto leave = [&](bool patched) {
-        if (patched) ck_mbar_init_done(); /* what was written here by stores comes before the next copy */
-        __syncwarp();
-        feed.next();
-        if (++slot == t.depth) {
-            slot = 0;
-            phase ^= 1;
-        }
-    };
-    for (; tile < tile_end; tile++) {
-        float s[8][4], most[2], sum[2];
-        uint4 ph[4], pl[4];
-        uint16_t *at = arrived();
-        if (tile == fresh_tile) {
-            for (int i = lane; i < DP; i += 32) at[ck_k_off(in_tile, i, DP, 2)] = place.fresh[0][i];
-            __syncwarp();
-        }
-        s_tile<DP, BF>(s, place.qs, at, lane);
-        leave(tile == fresh_tile);
-        mask_tile(s, t.g.a.softcap, tile * 64, lo, hi, lane, most);
-        raise_maximum<DP / 8>(o, m, most);
-        p_tile<BF>(s, m, ph, pl, sum);
+    const int c = lane >> 2, t = lane & 3;
+    const uint16_t *row = k + (key + c) * DP;
 #pragma unroll
-        for (int r = 0; r < 2; r++) l[r] = __fmaf_rn(l[r], most[r], sum[r]);
-        at = arrived();
-        if (tile == fresh_tile) {
-            for (int i = lane; i < t.r.head_dim; i += 32) at[ck_v_off(in_tile, i, 2)] = place.fresh[1][i];
-            __syncwarp();
-        }
-        pv_tile<DP / 8, BF>(o, ph, pl, at, 0, hi_max - tile * 64, lane);
-        leave(tile == fresh_tile);
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[j][e] = 0;
+#pragma unroll
+    for (int v0 = 0; v0 < DP / 32; v0 += 2) {
+        uint4 r[2][2][2];
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int v = 0; v < 2; v++) r[j][i][v] = ((const uint4 *)(row + (16 * j + 8 * i) * DP))[((v0 + v) * 4 + t) ^ ((c & 1) << 2)];
+#pragma unroll
+        for (int st = 0; st < 4; st++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) turned_mma<BF>(s[j], r[j][0][st >> 1], r[j][1][st >> 1], st & 1, q.h[2 * v0 + st], q.l[BF ? 2 * v0 + st : 0]);
     }
 }
 
-/* The splits of a head that several warps had, by the warp that comes last: the first piece, as one, then the others' splits. */
+/* Soft cap, mask; the largest of each of the two heads over these keys. */
+static __device__ __forceinline__ void stream_mask(float s[2][4], float softcap, int key, int lo, int hi, int lane, float most[2])
+{
+    const int c = lane >> 2;
+    if (softcap != 0.0f)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[j][e] = __fmul_rn(__fmul_rn(softcap, ck_tanh(__fdiv_rn(s[j][e], softcap))), 1.44269504088896341f);
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int at = key + 16 * j + c + 8 * (e >> 1);
+            s[j][e] = at >= lo && at < hi ? s[j][e] : -INFINITY;
+            most[e & 1] = larger(s[j][e], most[e & 1]);
+        }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int x = 4; x <= 16; x <<= 1) most[r] = larger(__shfl_xor_sync(~0u, most[r], x), most[r]);
+}
+
+/* A value of head c for the lanes that have heads 2 t and 2 t + 1. */
+static __device__ __forceinline__ float2 of_columns(float v, int lane)
+{
+    const int t = lane & 3;
+    return make_float2(__shfl_sync(~0u, v, 8 * t), __shfl_sync(~0u, v, 8 * t + 4));
+}
+
+/* o += V P of a tile for this warp's 16 dims, dims 2 c and 2 c + 1 a lane, the first of them with the parity of c in rows 0 to 7; returns the
+ * sum of head c's weights. */
+template <bool BF> static __device__ __forceinline__ float stream_values(float o[4], const float (*p)[68], const uint16_t *v, int dim0, int valid, int lane)
+{
+    const int c = lane >> 2, t = lane & 3, odd = c & 1;
+    uint4 r[2][2];
+    float4 f[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int parity = odd ^ i;
+        const uint4 *row = (const uint4 *)(v + (dim0 + 2 * c + parity) * 64);
+#pragma unroll
+        for (int k = 0; k < 2; k++) r[i][k] = row[(4 * k + t) ^ (parity << 2)];
+    }
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) f[k][i] = *(const float4 *)&p[c][32 * k + 8 * t + 4 * i];
+    if (valid < 64)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) r[i][k] = cut_keys(r[i][k], 32 * k + 8 * t, valid);
+    float sum = 0.0f;
+#pragma unroll
+    for (int kk = 0; kk < 4; kk++) {
+        const float4 w = f[kk >> 1][kk & 1];
+        uint2 h, l;
+        pair<BF>(w.x, w.y, h.x, l.x);
+        pair<BF>(w.z, w.w, h.y, l.y);
+        turned_mma<BF>(o, r[0][kk >> 1], r[1][kk >> 1], kk & 1, h, l);
+        sum = __fadd_rn(__fadd_rn(__fadd_rn(__fadd_rn(sum, w.x), w.y), w.z), w.w);
+    }
+    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+    return __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+}
+
+/* A lane's two values of a head side by side. e: column. */
+static __device__ __forceinline__ float2 in_order(const float o[4], int e, int lane)
+{
+    const bool odd = lane >> 2 & 1;
+    return make_float2(odd ? o[2 + e] : o[e], odd ? o[e] : o[2 + e]);
+}
+
+/* All splits of a head from the work area, by the whole block: a warp a row makes factors while values come. */
 template <int DP>
-static __device__ __forceinline__ void stream_merge(const struct stream_args &t, const struct stream_rows &rows, const struct stream_piece &p, int share, int lane,
-                                                    const float *parts, int stride)
+static __device__ __forceinline__ void stream_merge(const struct attend_args &g, int tok, int head0, int n, const float *parts, int stride, float2 (*f)[FACTORS],
+                                                    float2 *last)
 {
-    constexpr int PER = DP / 4, AHEAD = 16; /* float4 of a row, at most one of a lane */
-    const struct attend_args &g = t.g;
-    const int split0 = rows.split0(p.row), n_split = rows.split1(p.row) - split0;
-    const unsigned n_piece = (unsigned)((p.at + n_split - 1) / share - p.at / share); /* but one */
-    unsigned before = 0;
-    __threadfence();
-    __syncwarp();
-    if (lane == 0) before = atomicInc(g.count + (int64_t)p.row * g.a.n_head_kv + p.kvh, n_piece);
-    if (__shfl_sync(~0u, before, 0) != n_piece) return;
-    __threadfence();
-    const int ahead = share - p.at % share, n = n_split - ahead + 1; /* splits that the first piece has merged; what there is to merge */
-    auto from = [&](int i) { return parts + (int64_t)(split0 + (i > 0 ? i + ahead - 1 : 0)) * stride; };
+    constexpr int STEP = 2 * WARPS * 32; /* values of all threads */
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, n_q = g.group;
+    const float factor = store_factor(g);
 #pragma unroll 1
-    for (int row = 0; row < g.group; row++) {
-        const int tok = t.tok0 + p.row, head = p.kvh * g.group + row;
-        float M = -INFINITY, L = 0.0f, ea, inv;
-        float4 O = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int at = 2 * (int)threadIdx.x; at < (n_q * DP + STEP - 1) / STEP * STEP; at += STEP) {
+        const int row = at / DP, dim = at % DP;
+        float M = -INFINITY, L = 0.0f;
+        float2 O = make_float2(0.0f, 0.0f);
+#pragma unroll 1
         for (int s0 = 0; s0 < n; s0 += FACTORS) {
-            const int n_now = min(n - s0, FACTORS);
-            const float m = lane < n_now ? __ldcg(from(s0 + lane) + row) : -INFINITY, l = lane < n_now ? __ldcg(from(s0 + lane) + 16 + row) : 0.0f;
-            float4 v[AHEAD];
-            float2 f;
-            for (int s = 0; s < n_now; s += AHEAD) {
+            const int now = min(n - s0, FACTORS);
+            const float *part = parts + (int64_t)s0 * stride;
+            const bool mine = warp < n_q && lane < now;
+            const float m = mine ? __ldcg(part + lane * stride + warp) : -INFINITY, l = mine ? __ldcg(part + lane * stride + 16 + warp) : 0.0f;
+            float2 v[FACTORS];
 #pragma unroll
-                for (int k = 0; k < AHEAD; k++)
-                    if (s + k < n_now && lane < PER) v[k] = __ldcg((const float4 *)(from(s0 + s + k) + 32) + row * PER + lane);
-                if (s == 0) f = merge_factors(M, L, m, l, n_now, lane);
+            for (int i = 0; i < FACTORS; i += 8) {
+                if (i >= now) break;
 #pragma unroll
-                for (int k = 0; k < AHEAD; k++) {
-                    if (s + k >= n_now) break;
-                    const float fa = __shfl_sync(~0u, f.x, s + k), fb = __shfl_sync(~0u, f.y, s + k);
-                    O.x = __fmaf_rn(v[k].x, fb, __fmul_rn(O.x, fa));
-                    O.y = __fmaf_rn(v[k].y, fb, __fmul_rn(O.y, fa));
-                    O.z = __fmaf_rn(v[k].z, fb, __fmul_rn(O.z, fa));
-                    O.w = __fmaf_rn(v[k].w, fb, __fmul_rn(O.w, fa));
+                for (int k = 0; k < 8; k++)
+                    v[i + k] = i + k < now && row < n_q ? __ldcg((const float2 *)(part + (i + k) * stride + 32 + at)) : make_float2(0.0f, 0.0f);
+            }
+            __syncthreads(); /* the factors before these have been used */
+            if (warp < n_q) {
+                const float2 of = merge_factors(M, L, m, l, now, lane);
+                f[warp][lane] = lane < now ? of : make_float2(1.0f, -0.0f); /* which leaves every O as it is, -0 too */
+                if (s0 + now == n) {
+                    float ea, inv;
+                    finish(g, head0 + warp, M, L, &ea, &inv);
+                    if (lane == 0) last[warp] = make_float2(ea, inv);
+                }
+            }
+            __syncthreads();
+            const float2 *w = f[row < n_q ? row : 0];
+#pragma unroll
+            for (int i = 0; i < FACTORS; i += 8) {
+                if (i >= now) break;
+#pragma unroll
+                for (int k = 0; k < 8; k++) {
+                    O.x = __fmaf_rn(v[i + k].x, w[i + k].y, __fmul_rn(O.x, w[i + k].x));
+                    O.y = __fmaf_rn(v[i + k].y, w[i + k].y, __fmul_rn(O.y, w[i + k].x));
                 }
             }
         }
-        finish(g, head, M, L, &ea, &inv);
-        if (lane < PER) {
-            store_out(g, tok, head, 4 * lane, __fmul_rn(__fmul_rn(O.x, ea), inv));
-            store_out(g, tok, head, 4 * lane + 1, __fmul_rn(__fmul_rn(O.y, ea), inv));
-            store_out(g, tok, head, 4 * lane + 2, __fmul_rn(__fmul_rn(O.z, ea), inv));
-            store_out(g, tok, head, 4 * lane + 3, __fmul_rn(__fmul_rn(O.w, ea), inv));
-        }
-        if (lane == 0) store_tail(g, tok, head, 0, 1);
+        if (row >= n_q) break;
+        const float2 w = last[row];
+        store_two(g, tok, head0 + row, dim, __fmul_rn(__fmul_rn(O.x, w.x), w.y), __fmul_rn(__fmul_rn(O.y, w.x), w.y), factor);
+        if (dim == 0) store_tail(g, tok, head0 + row, 0, 1);
     }
 }
+
+/* A block at work: what its threads know. */
+template <int DP, bool BF> struct stream_block {
+    using R = stream_room<DP>;
+    enum { feeder = WARPS - 1 }; /* the warp that brings */
+    const struct stream_args &t;
+    const struct attend_args &g;
+    const struct line_rows &rows;
+    const struct line_stretch &line;
+    uint8_t *smem;
+    typename R::area &area;
+    uint32_t full; /* a barrier of each place of the ring */
+    int lane, warp, c, tl;
+    struct line_at at;
+    struct line_feed<DP, R::slots> feed;
+    int slot, parity, turn, table_row;
+    uint32_t phase;
+    int n, w0; /* of the split at hand: tiles, and which of the four is the first */
+    /* The head at hand. */
+    int row, kvh, lo, hi, index, from;
+    bool whole, fresh;
+    struct stream_query<DP, BF> q;
+    float O[4], M, L; /* of all splits so far; M and L of head c */
+
+    __device__ __forceinline__ bool feeds(void) const { return warp == feeder && lane < R::slots; }
+    __device__ __forceinline__ bool sums(void) const { return warp < DP / 16; } /* has it dims? */
+    __device__ __forceinline__ int stride(void) const { return 32 + g.part_rows * DP; }
+    __device__ __forceinline__ float *parts(void) const { return g.part + ((int64_t)row * g.a.n_head_kv + kvh) * g.n_split * stride(); }
+
+    __device__ __forceinline__ void begin(void)
+    {
+        at = line.begin();
+        feed.at = at;
+        feed.item = lane;
+        feed.more = false;
+        slot = parity = turn = 0;
+        phase = 0;
+        table_row = -1;
+        if (!feeds()) return;
+        feed.look(g, line);
+        feed.bring(g, ck_smem(smem), full, lane);
+        feed.step(g, line);
+    }
+    /* The i-th half tile from here on, i < 8, once it has come. */
+    __device__ __forceinline__ uint16_t *arrived(int i) const
+    {
+        int s = slot + i;
+        uint32_t round = phase;
+        if (s >= R::slots) s -= R::slots, round ^= 1;
+        ck_mbar_wait(full + 8u * (uint32_t)s, round);
+        return (uint16_t *)(smem + s * R::tile);
+    }
+    /* Bring to this lane's place, if it is one of n from the i-th on, which nobody needs any more. */
+    __device__ __forceinline__ bool bring(int i, int n) const
+    {
+        int o = lane - slot - i;
+        if (o < 0) o += R::slots;
+        if (o < 0) o += R::slots;
+        if (!feeds() || o >= n) return false;
+        feed.bring(g, ck_smem(smem), full, lane);
+        return true;
+    }
+
+    /* A head: which of its splits are here, and does the token's own place lie in one of them? */
+    __device__ __forceinline__ void head_begin(void)
+    {
+        const int tile0 = rows.tile0[at.row], head = at.start - line.first(at), split1 = (rows.tile_end[at.row] + 3) >> 2;
+        auto mine = [&](int split) {
+            struct line_at other = at;
+            other.split = split;
+            other.start = head + line.first(other);
+            return split >= from && line.has(other);
+        };
+        row = at.row;
+        kvh = at.kvh;
+        lo = rows.lo[row];
+        hi = rows.hi[row];
+        index = rows.index[row];
+        from = at.split;
+        whole = from == tile0 >> 2 && mine(split1 - 1);
+        fresh = mine(index >> 8);
+        M = -INFINITY;
+        L = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 4; e++) O[e] = 0.0f;
+    }
+    /* Can queries be read and turned where they are needed? */
+    __device__ __forceinline__ bool direct(void) const
+    {
+        return t.r.table && !t.r.q_norm && t.r.n_rot == DP && t.r.head_dim == DP && !t.r.interleaved &&
+               (((uintptr_t)t.r.q | (uintptr_t)(t.r.ld_q * 4) | (uintptr_t)(t.r.q_step * 4) | (uintptr_t)t.r.table) & 15) == 0;
+    }
+    __device__ __forceinline__ void table_load(void)
+    {
+        if (row == table_row || (direct() && !fresh)) return;
+        for (int i = (int)threadIdx.x; t.r.table && i < t.r.n_rot; i += WARPS * 32) area.table[i] = t.r.table[(int64_t)(t.tok0 + row) * t.r.n_rot + i];
+        table_row = row;
+        __syncthreads();
+    }
+    /* A query head, key or value a warp, from task0 on; the token's own key and value to the page too. */
+    __device__ __forceinline__ void heads_make(int task0)
+    {
+        const int tok = t.tok0 + row, d = t.r.head_dim, n_q = g.group;
+        for (int task = task0 + warp; task < n_q + (fresh ? 2 : 0); task += WARPS) {
+            const bool is_q = task < n_q, is_v = task > n_q;
+            const float *x = is_q   ? t.r.q + tok * t.r.ld_q + (int64_t)(kvh * n_q + task) * t.r.q_step
+                             : is_v ? t.r.v + tok * t.r.ld_v + (int64_t)kvh * d
+                                    : t.r.k + tok * t.r.ld_k + (int64_t)kvh * d;
+            float *y = area.rows[is_q ? task : HEADS_MAX + is_v];
+            struct head_vector<DP> v;
+            v.load(x, is_q ? t.r.q_norm : is_v ? NULL : t.r.k_norm, d, lane);
+            v.make(y, is_q ? t.r.q_norm != NULL : is_v ? t.r.v_norm != 0 : t.r.k_norm != NULL, !is_v, !is_v && t.r.table ? area.table : NULL, t.r, lane);
+            if (!is_q) fresh_write(y, is_v);
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ void fresh_write(const float *y, bool is_v)
+    {
+        const int64_t page = g.a.pages[rows.table[row] + (index >> 6)];
+        uint16_t *to = (uint16_t *)((uint8_t *)(void *)g.a.pool + page * 4096 + g.a.head_off + (int64_t)(2 * kvh + is_v) * R::tile);
+        for (int i = lane; i < DP; i += 32) {
+            const uint16_t bits = page_bits<BF>(y[i]);
+            area.fresh[turn][is_v][i] = bits;
+            if (!is_v) to[ck_k_off(index & 63, i, DP, 2)] = bits;
+            else if (i < t.r.head_dim) to[ck_v_off(index & 63, i, 2)] = bits;
+        }
+    }
+    __device__ __forceinline__ void queries_make(void)
+    {
+        const int tok = t.tok0 + row, n_q = g.group;
+        if (!direct()) {
+            heads_make(0);
+            q.load(area.rows, n_q, t.r.q_scale, lane);
+            return;
+        }
+        q.load_rotated(t.r.q + tok * t.r.ld_q + (int64_t)(kvh * n_q + (c < n_q ? c : 0)) * t.r.q_step, t.r.table + (int64_t)tok * DP, c < n_q, t.r.q_scale, lane);
+        if (fresh) heads_make(n_q);
+    }
+
+    /* Scores of this warp's half of a tile, and their maximum for all. */
+    __device__ __forceinline__ void scores(float s[2][4], int fresh_w)
+    {
+        const int tile = warp >> 1, half = (warp & 1) * 32;
+        float most[2] = { -INFINITY, -INFINITY };
+        if (tile >= w0 && tile < w0 + n) {
+            uint16_t *k = arrived(tile - w0);
+            if (tile == fresh_w) { /* by each warp that reads it: the same values */
+                for (int i = lane; i < DP; i += 32) k[ck_k_off(index & 63, i, DP, 2)] = area.fresh[turn][0][i];
+                ck_mbar_init_done(); /* what was written here by stores comes before the next copy */
+                __syncwarp();
+            }
+            stream_scores<DP, BF>(s, q, k, half, lane);
+            stream_mask(s, g.a.softcap, at.split * CK_ATTN_SPLIT + tile * 64 + half, lo, hi, lane, most);
+        }
+        if (c == 0) {
+            area.part_max[parity][2 * tl][warp] = most[0];
+            area.part_max[parity][2 * tl + 1][warp] = most[1];
+        }
+        __syncthreads();
+    }
+    /* The running maximum of head c behind tile w. */
+    __device__ __forceinline__ float raised(float m, int w) const
+    {
+        const float *most = area.part_max[parity][c];
+        return larger(larger(most[2 * w + 1], most[2 * w]), m);
+    }
+    __device__ __forceinline__ void weights(const float s[2][4])
+    {
+        const int tile = warp >> 1;
+        if (tile < w0 || tile >= w0 + n) return;
+        float m = -INFINITY;
+        for (int w = w0; w <= tile; w++) m = raised(m, w);
+        const float2 of = of_columns(m, lane);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                area.p[tile][2 * tl + (e & 1)][(warp & 1) * 32 + 16 * j + c + 8 * (e >> 1)] = s[j][e] == -INFINITY ? 0.0f : ck_exp2(__fsub_rn(s[j][e], e & 1 ? of.y : of.x));
+    }
+    /* Values of the i-th of the split's tiles, with this warp's dims of the token's own. */
+    __device__ __forceinline__ uint16_t *values(int i, bool own)
+    {
+        uint16_t *v = arrived(n + i);
+        if (own) {
+            const int dim = warp * 16 + lane;
+            if (lane < 16 && dim < t.r.head_dim) v[ck_v_off(index & 63, dim, 2)] = area.fresh[turn][1][dim];
+            ck_mbar_init_done();
+            __syncwarp();
+        }
+        return v;
+    }
+    static __device__ __forceinline__ void scale(float o[4], float2 by)
+    {
+#pragma unroll
+        for (int e = 0; e < 4; e++) o[e] = __fmul_rn(o[e], e & 1 ? by.y : by.x);
+    }
+    /* o, and of head c the maximum and the sum. */
+    __device__ __forceinline__ void products(float o[4], float &m, float &l, int fresh_w)
+    {
+        const int key0 = at.split * CK_ATTN_SPLIT;
+        m = -INFINITY;
+        l = 0.0f;
+        if (n < 4) {
+#pragma unroll 1
+            for (int w = w0; w < w0 + n; w++) {
+                const float m1 = raised(m, w), al = step_down(m, m1);
+                m = m1;
+                uint16_t *v = values(w - w0, w == fresh_w);
+                scale(o, of_columns(al, lane));
+                const float sum = stream_values<BF>(o, area.p[w], v, warp * 16, hi - (key0 + w * 64), lane);
+                l = __fmaf_rn(l, al, sum);
+            }
+            return;
+        }
+        /* Whole splits: loads of a tile beside the sums of the one before. */
+        float al[4], sum[4];
+        float2 by[4];
+        uint16_t *v[4];
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const float m1 = raised(m, w);
+            al[w] = step_down(m, m1);
+            m = m1;
+        }
+#pragma unroll
+        for (int w = 0; w < 4; w++) by[w] = of_columns(al[w], lane);
+#pragma unroll
+        for (int w = 0; w < 4; w++) v[w] = values(w, w == fresh_w);
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            scale(o, by[w]);
+            sum[w] = stream_values<BF>(o, area.p[w], v[w], warp * 16, w < 3 ? 64 : hi - (key0 + w * 64), lane);
+        }
+#pragma unroll
+        for (int w = 0; w < 4; w++) l = __fmaf_rn(l, al[w], sum[w]);
+    }
+    /* What a split gives: into the totals, or to the work area. */
+    __device__ __forceinline__ void keep(const float o[4], float m, float l)
+    {
+        if (whole) {
+            float ea, eb;
+            merge(M, L, m, l, ea, eb);
+            const float2 a = of_columns(ea, lane), b = of_columns(eb, lane);
+#pragma unroll
+            for (int e = 0; e < 4; e++) O[e] = __fmaf_rn(__fadd_rn(o[e], 0.0f), e & 1 ? b.y : b.x, __fmul_rn(O[e], e & 1 ? a.y : a.x));
+            return;
+        }
+        float *to = parts() + (int64_t)at.split * stride();
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float2 v = in_order(o, e, lane);
+            if (2 * tl + e < g.group) *(float2 *)(to + 32 + (2 * tl + e) * DP + warp * 16 + 2 * c) = make_float2(__fadd_rn(v.x, 0.0f), __fadd_rn(v.y, 0.0f));
+        }
+        if (warp == 0 && tl == 0 && c < g.group) {
+            to[c] = m;
+            to[16 + c] = l;
+        }
+    }
+    __device__ __forceinline__ void split(void)
+    {
+        const int fresh_w = fresh && at.split == index >> 8 ? index >> 6 & 3 : -1;
+        float s[2][4], o[4] = {}, m, l;
+        n = line.tiles(at);
+        w0 = line.first(at) - 4 * at.split;
+        scores(s, fresh_w);
+        const bool brought = bring(0, n); /* keys have been used */
+        weights(s);
+        if (brought) feed.step(g, line);
+        __syncthreads();
+        if (sums()) products(o, m, l, fresh_w);
+        if (warp == feeder) { /* values too, once the others say so */
+            used_wait();
+            if (bring(n, n)) feed.step(g, line);
+        } else {
+            used_tell();
+        }
+        parity ^= 1;
+        slot += 2 * n;
+        if (slot >= R::slots) slot -= R::slots, phase ^= 1;
+        if (sums()) keep(o, m, l);
+    }
+    __device__ __forceinline__ void store_whole(void)
+    {
+        const int n_q = g.group, head0 = kvh * n_q;
+        const float factor = store_factor(g);
+        float ea = 0.0f, inv = 0.0f;
+        if (c < n_q) finish(g, head0 + c, M, L, &ea, &inv);
+        const float2 a = of_columns(ea, lane), i = of_columns(inv, lane);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            if (2 * tl + e >= n_q) continue;
+            const float2 v = in_order(O, e, lane);
+            store_two(g, t.tok0 + row, head0 + 2 * tl + e, warp * 16 + 2 * c, __fmul_rn(__fmul_rn(v.x, e ? a.y : a.x), e ? i.y : i.x),
+                      __fmul_rn(__fmul_rn(v.y, e ? a.y : a.x), e ? i.y : i.x), factor);
+            if (warp == 0 && c == 0) store_tail(g, t.tok0 + row, head0 + 2 * tl + e, 0, 1);
+        }
+    }
+    /* The head's splits [from, to) lie in the work area; who brings the last of all merges. last: of the block, shared. */
+    __device__ __forceinline__ void part_end(int to, int *last)
+    {
+        const int split0 = lo >> 8, n = ((hi + 255) >> 8) - split0;
+        unsigned *count = g.count + (int64_t)row * g.a.n_head_kv + kvh;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            *last = (int)count_up(count, (unsigned)(to - from)) + to - from == n;
+            if (*last) *count = 0;
+        }
+        __syncthreads();
+        if (!*last) return;
+        float2 *factors = (float2 *)(void *)area.p;
+        stream_merge<DP>(g, t.tok0 + row, kvh * g.group, n, parts() + (int64_t)split0 * stride(), stride(), (float2(*)[FACTORS])factors,
+                         factors + HEADS_MAX * FACTORS);
+    }
+};
 #endif
 
-template <int DP, bool BF> static __global__ void __launch_bounds__(WORKERS * 32, 1) stream_kernel(const __grid_constant__ struct stream_args t)
+template <int DP, bool BF> static __global__ void __launch_bounds__(WARPS * 32, 1) stream_kernel(const __grid_constant__ struct stream_args t)
 {
 #if __CUDA_ARCH__ >= 900
-    using R = stream_room<DP, BF>;
-    constexpr int NB = DP / 8;
+    using R = stream_room<DP>;
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ __align__(8) uint64_t bars[R::slots];
-    __shared__ struct stream_rows rows;
-    const struct attend_args &g = t.g;
-    const int lane = (int)threadIdx.x & 31, who = (int)threadIdx.x >> 5;
+    __shared__ struct line_rows rows;
+    __shared__ int last;
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    ck_pdl_launch();
     /* The batch's numbers came before the step: no need to wait. */
-    if (who == 0) rows_load(rows, t, lane);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < R::slots; i++) ck_mbar_init(ck_smem(bars + i), 1);
+    if (warp == WARPS - 1) rows_load(rows, t.g, t.r, t.tok0, t.n_tok, lane);
+    if ((int)threadIdx.x < R::slots) {
+        ck_mbar_init(ck_smem(bars + threadIdx.x), 1);
         ck_mbar_init_done();
     }
     __syncthreads();
-    ck_pdl_launch();
-    const int all = rows.first[t.n_tok], n_worker = (int)(gridDim.x * blockDim.x) / 32, share = (all + n_worker - 1) / n_worker;
-    const int from = (who * (int)gridDim.x + (int)blockIdx.x) * share, end = min(from + share, all), stride = 32 + g.part_rows * DP;
-    uint8_t *ring = smem + who * t.depth * R::tile;
-    typename R::place &place = ((typename R::place *)(smem + R::slots * R::tile))[who];
-    struct stream_feed<DP, BF> feed = { t, rows, ck_smem(ring), ck_smem(bars + who * t.depth), lane, from, end, 0, 0, 0, 0, {} };
-    feed.begin();
-    for (int i = 0; i < t.depth; i++) feed.next();
-    ck_pdl_wait();
-    int slot = 0;
-    uint32_t phase = 0;
-    struct stream_piece p;
-    for (int at = from; at < end; at += p.to - p.from) {
-        p = piece_at(rows, at, end, t.n_tok);
-        const int lo = rows.lo[p.row], hi = rows.hi[p.row], index = rows.index[p.row], n_split = rows.split1(p.row) - rows.split0(p.row);
-        const bool begins = at == p.at;
-        float *parts = g.part + ((int64_t)p.row * g.a.n_head_kv + p.kvh) * g.n_split * stride, M[2] = { -INFINITY, -INFINITY }, L[2] = { 0, 0 };
-        float *total = &place.rows[lane >> 2][2 * (lane & 3)]; /* this lane's columns of its row, 8 apart */
-        stream_heads<DP, BF>(t, rows, p, lane, place);
-        for (int split = p.from; split < p.to; split++) {
-            float o[NB][4] = {}, m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 }, ea[2], eb[2];
-            stream_split<DP, BF>(o, m, l, feed, max(p.tile, 4 * split), min(p.tile_end, 4 * split + 4), lo, hi, index >> 6, index & 63, lane, place, ring,
-                                 slot, phase);
-            if (!begins) {
-                part_write<DP, NB>(parts + (int64_t)split * stride, o, m, l, 0, true, lane, g.part_rows);
-                continue;
-            }
-#pragma unroll
-            for (int r = 0; r < 2; r++) merge(M[r], L[r], m[r], l[r], ea[r], eb[r]);
-#pragma unroll
-            for (int n = 0; n < NB; n++) {
-                const float2 before = split == p.from ? make_float2(0.0f, 0.0f) : *(const float2 *)(total + n * 8);
-                *(float2 *)(total + n * 8) = make_float2(__fmaf_rn(__fadd_rn(o[n][0], 0.0f), eb[0], __fmul_rn(before.x, ea[0])),
-                                                         __fmaf_rn(__fadd_rn(o[n][1], 0.0f), eb[0], __fmul_rn(before.y, ea[0])));
-            }
-        }
-        const struct ck_attn_unit u = { t.tok0 + p.row, 1, 0, 0 };
-        if (p.to - p.from == n_split) {
-            store_rows<NB>(g, u, p.kvh, 0, g.group, M, L, 0, true, lane, [&](int, int n, int e) { return total[n * 8 + e]; });
-            continue;
-        }
-        if (begins && (lane >> 2) < g.part_rows) {
-            float *mine = parts + (int64_t)p.from * stride;
-            const int row = lane >> 2;
-#pragma unroll
-            for (int n = 0; n < NB; n++) *(float2 *)(mine + 32 + row * DP + n * 8 + 2 * (lane & 3)) = *(const float2 *)(total + n * 8);
-            if ((lane & 3) == 0) {
-                mine[row] = M[0];
-                mine[16 + row] = L[0];
-            }
-        }
-        stream_merge<DP>(t, rows, p, share, lane, parts, stride);
+    const struct line_stretch line(rows, t.n_tok, t.g.a.n_head_kv);
+    struct stream_block<DP, BF> b = { t, t.g, rows, line, smem, *(typename R::area *)(smem + R::slots * R::tile), ck_smem(bars), lane, warp, lane >> 2, lane & 3 };
+    b.begin();
+    bool waited = false;
+    while (line.has(b.at)) {
+        b.head_begin();
+        b.table_load();
+        if (!waited) ck_pdl_wait();
+        waited = true;
+        b.queries_make();
+        const int split1 = (rows.tile_end[b.row] + 3) >> 2;
+        do {
+            b.split();
+            line.next(b.at);
+        } while (line.has(b.at) && b.at.row == b.row && b.at.kvh == b.kvh);
+        if (!b.whole) b.part_end(b.at.row != b.row || b.at.kvh != b.kvh ? split1 : b.at.split, &last);
+        else if (b.sums()) b.store_whole();
+        b.turn ^= 1;
     }
+    if (!waited) ck_pdl_wait();
 #endif
+}
+
+/* Blocks for so many heads: as many for each, or as many heads for each, where that leaves few multiprocessors empty. */
+static int stream_blocks(int64_t heads, int n_sm)
+{
+    const int64_t per = (heads + n_sm - 1) / n_sm, blocks = heads <= n_sm ? n_sm / heads * heads : (heads + per - 1) / per;
+    return (int)(blocks * 10 >= n_sm * 9 ? blocks : n_sm);
 }
 
 template <int DP, bool BF> static int stream_launch(const struct ck_ctx *c, struct stream_args t, cudaStream_t st)
 {
-    using R = stream_room<DP, BF>;
+    using R = stream_room<DP>;
     struct attend_args *g = &t.g;
     const int n = g->a.n_small;
     g->part_rows = g->group;
@@ -364,25 +625,19 @@ template <int DP, bool BF> static int stream_launch(const struct ck_ctx *c, stru
     for (int i = 0; i < n && e == 0; i += room) {
         t.tok0 = i;
         t.n_tok = n - i < room ? n - i : room;
-        /* Few splits: fewer warps of a block, with more of the ring each. */
-        int64_t splits = (int64_t)t.n_tok * g->a.n_head_kv * g->n_split;
-        int workers = splits <= c->n_sm ? 1 : splits <= 2 * c->n_sm ? 2 : WORKERS;
-        t.depth = R::slots / workers;
-        e = ck_launch(c, stream_kernel<DP, BF>, dim3((unsigned)(splits < c->n_sm ? splits : c->n_sm)), workers * 32, (size_t)R::bytes(workers), st, t);
+        const int64_t heads = (int64_t)t.n_tok * g->a.n_head_kv;
+        int64_t blocks = stream_blocks(heads, c->n_sm);
+        if (blocks > heads * g->n_split) blocks = heads * g->n_split;
+        e = ck_launch(c, stream_kernel<DP, BF>, dim3((unsigned)blocks), WARPS * 32, (size_t)R::bytes, st, t);
     }
     return e;
 }
 
-/* Worth it from 8 splits a warp on: of fewer, the small form's blocks hide each other's waits better. */
-extern "C" bool ck_attend_streams(const struct ck_ctx *c, const struct ck_attend *a)
-{
-    int64_t rows = a->n_small < ROWS_MAX ? a->n_small : ROWS_MAX;
-    return a->n_head / a->n_head_kv <= HEADS_MAX && rows * a->n_head_kv * a->n_split >= (int64_t)8 * WORKERS * c->n_sm;
-}
+extern "C" bool ck_attend_streams(const struct ck_attend *a) { return a->n_head / a->n_head_kv <= HEADS_MAX; }
 
 extern "C" int ck_attend_stream(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st)
 {
-    struct stream_args t = { ck_attend_args(a), *r, 0, 0, 0 };
+    struct stream_args t = { ck_attend_args(a), *r, 0, 0 };
     if (a->kv_format == CK_KV_BF16) return a->head_dim <= 64 ? stream_launch<64, true>(c, t, st) : stream_launch<128, true>(c, t, st);
     return a->head_dim <= 64 ? stream_launch<64, false>(c, t, st) : stream_launch<128, false>(c, t, st);
 }

@@ -50,32 +50,13 @@ template <int DP, bool BF, int W> static __device__ __forceinline__ void frags_o
     }
 }
 
-static __device__ __forceinline__ float larger(float v, float most) { return v > most || v != v ? v : most; } /* a NaN stays */
-
 /* Keys of blocks [block0, block0 + KB) of a tile against the query rows: s_tile and mask_tile, of a part of a tile. */
 template <int DP, bool BF, int KB>
 static __device__ __forceinline__ void s_part(float s[KB][4], const uint4 *qs, const uint16_t *k, int block0, float softcap, int key0, int lo, int hi, int lane,
                                               float most[2])
 {
-    const int c = lane >> 2, t = lane & 3;
-    uint4 b[KB][DP / 32];
-#pragma unroll
-    for (int i = 0; i < KB; i++) {
-        const uint4 *row = (const uint4 *)(k + key_of(block0 + i, c) * DP);
-#pragma unroll
-        for (int v = 0; v < DP / 32; v++) b[i][v] = row[(v * 4 + t) ^ ((c & 1) << 2)];
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[i][e] = 0;
-    }
-#pragma unroll
-    for (int st = 0; st < DP / 16; st++) {
-        uint4 ah = qs[st * 32 + lane], al = BF ? qs[DP * 2 + st * 32 + lane] : ah;
-#pragma unroll
-        for (int i = 0; i < KB; i++) {
-            uint4 v = b[i][st >> 1];
-            mma<BF>(s[i], ah, al, st & 1 ? v.z : v.x, st & 1 ? v.w : v.y);
-        }
-    }
+    const int t = lane & 3;
+    s_blocks<DP, BF, KB>(s, qs, k, block0, lane);
     if (softcap != 0.0f) /* apart: its code would lie in everybody's way */
 #pragma unroll
         for (int i = 0; i < KB; i++)
@@ -449,18 +430,18 @@ static bool fits(const struct ck_ctx *c, const struct cs_rope *r, const struct c
            (!a->x || a->x->k == (int64_t)a->n_head * a->head_dim);
 }
 
-/* Room for all blocks at once? Of more, the small form's little blocks hide each other's waits better. */
+/* Room for all blocks at once, and not too many splits for the one that merges them? */
 static bool few(const struct ck_ctx *c, const struct ck_attend *a)
 {
     int group = a->n_head / a->n_head_kv;
     int64_t blocks = (int64_t)a->n_small * a->n_head_kv * ((group + 15) / 16) * a->n_split;
-    return blocks <= (int64_t)c->n_sm * (a->head_dim <= 64 ? 3 : 2);
+    return blocks <= (int64_t)c->n_sm * (a->head_dim <= 64 ? 3 : 2) && (a->n_split <= CLUSTER_MAX || group > 8);
 }
 
 extern "C" int cs_rope_attend(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st)
 {
     const bool single = fits(c, r, a);
-    if (single && ck_attend_streams(c, a)) return ck_attend_stream(c, r, a, st);
+    if (single && !few(c, a) && ck_attend_streams(a)) return ck_attend_stream(c, r, a, st);
     if (!single || !few(c, a)) {
         int e = cs_rope(c, r, st);
         return e != 0 ? e : ck_attend(c, a, st);

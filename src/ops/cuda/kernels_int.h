@@ -42,7 +42,7 @@ extern "C" int ck_attend_plain(const struct ck_ctx *c, const struct ck_attend *a
 extern "C" int ck_attend_small(const struct ck_ctx *c, const struct attend_args *g, int d_pad, const struct ck_attn_unit *units, int n, int max_tok,
                                cudaStream_t st);
 struct cs_rope;
-extern "C" bool ck_attend_streams(const struct ck_ctx *c, const struct ck_attend *a); /* is there so much for it to do, and a form for the heads? */
+extern "C" bool ck_attend_streams(const struct ck_attend *a); /* is there a form for the heads? */
 extern "C" int ck_attend_stream(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st); /* d_pad <= 128, groups of 8 */
 extern "C" int ck_attend_large(const struct ck_ctx *c, const struct attend_args *g, int d_pad, cudaStream_t st); /* d_pad <= 256 */
 

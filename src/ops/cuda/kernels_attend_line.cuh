@@ -1,0 +1,118 @@
+/* kernels_attend_line.cuh: how a batch's attention is dealt out to the blocks of kernels_attend_stream.cu: the splits of all rows and KV heads
+ * lie in one line, a block takes a stretch of it, even in tiles, and brings keys, then values of split after split into a ring of its own.
+ */
+#ifndef OPS_CUDA_KERNELS_ATTEND_LINE_CUH
+#define OPS_CUDA_KERNELS_ATTEND_LINE_CUH
+
+#include "ops/cuda/kernels_attend.cuh"
+#include "ops/cuda/steps.h"
+
+#define ROWS_MAX 32 /* tokens of a launch */
+
+/* Numbers of a launch's tokens: keys, the tiles that they lie in, and where those of a row begin in the line of all. Behind the last row: no tiles. */
+struct line_rows { int lo[ROWS_MAX], hi[ROWS_MAX], index[ROWS_MAX], table[ROWS_MAX], tile0[ROWS_MAX + 1], tile_end[ROWS_MAX + 1], first[ROWS_MAX + 1]; };
+
+#if __CUDA_ARCH__ >= 900
+/* By one warp. */
+static __device__ __forceinline__ void rows_load(struct line_rows &r, const struct attend_args &g, const struct cs_rope &p, int tok0, int n_tok, int lane)
+{
+    static_assert(ROWS_MAX == 32, "a row a lane");
+    const int tok = tok0 + lane;
+    const bool in = lane < n_tok;
+    const int lo = in ? g.a.lo[tok] : 0, hi = in ? g.a.hi[tok] : 0;
+    r.lo[lane] = lo;
+    r.hi[lane] = hi;
+    r.index[lane] = in ? p.index[tok] : 0;
+    r.table[lane] = in ? p.table_of[tok] : 0;
+    r.tile0[lane] = lo >> 6;
+    r.tile_end[lane] = (hi + 63) >> 6;
+    int sum = (((hi + 63) >> 6) - (lo >> 6)) * g.a.n_head_kv;
+    for (int step = 1; step < 32; step *= 2) {
+        int before = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += before;
+    }
+    r.first[lane + 1] = sum;
+    if (lane == 0) r.first[0] = r.tile0[ROWS_MAX] = r.tile_end[ROWS_MAX] = 0;
+}
+
+/* A split in the line; start: the place of its first tile. */
+struct line_at { int row, kvh, split, start; };
+
+/* A block's stretch: the splits whose middle lies in it. */
+struct line_stretch {
+    const struct line_rows &r;
+    int n_tok, n_kv, x; /* x: a tile where it begins */
+    unsigned blocks;
+    unsigned long long low, high; /* of a middle, in half tiles times blocks */
+    __device__ __forceinline__ line_stretch(const struct line_rows &rows, int tok, int kv)
+        : r(rows), n_tok(tok), n_kv(kv), blocks(gridDim.x), low(2ull * (unsigned)rows.first[tok] * blockIdx.x), high(low + 2ull * (unsigned)rows.first[tok])
+    {
+        const unsigned all = (unsigned)rows.first[tok]; /* all * blockIdx.x / blocks, in 32 bits */
+        x = (int)(all / blocks * blockIdx.x + all % blocks * blockIdx.x / blocks);
+    }
+    __device__ __forceinline__ unsigned long long middle(int start, int tiles) const { return (unsigned long long)(unsigned)(2 * start + tiles) * blocks; }
+    /* A split's tiles: what the row's token sees of four. */
+    __device__ __forceinline__ int first(const struct line_at &at) const { return max(r.tile0[at.row], 4 * at.split); }
+    __device__ __forceinline__ int tiles(const struct line_at &at) const { return min(r.tile_end[at.row], 4 * at.split + 4) - first(at); }
+    __device__ __forceinline__ bool has(const struct line_at &at) const { return at.row < n_tok && middle(at.start, tiles(at)) < high; }
+    __device__ __forceinline__ void next(struct line_at &at) const
+    {
+        at.start += tiles(at);
+        at.split++;
+        if (4 * at.split < r.tile_end[at.row]) return;
+        at.kvh++;
+        if (at.kvh == n_kv) {
+            at.kvh = 0;
+            at.row++;
+        }
+        at.split = r.tile0[at.row] >> 2;
+    }
+    __device__ __forceinline__ struct line_at begin(void) const
+    {
+        struct line_at at = { 0, 0, 0, 0 };
+        for (int step = ROWS_MAX / 2; step > 0; step /= 2)
+            if (at.row + step < n_tok && r.first[at.row + step] <= x) at.row += step;
+        const int tile0 = r.tile0[at.row], n = r.tile_end[at.row] - tile0, in = x - r.first[at.row];
+        at.kvh = in / n;
+        at.split = (tile0 + in - at.kvh * n) >> 2;
+        at.start = r.first[at.row] + at.kvh * n + first(at) - tile0;
+        while (at.row < n_tok && middle(at.start, tiles(at)) < low) next(at);
+        return at;
+    }
+};
+
+/* What a lane of the warp that brings knows of the place of the ring that is its: the half tile that it brings there next. */
+template <int DP, int SLOTS> struct line_feed {
+    static constexpr int TILE = 64 * DP * 2;
+    struct line_at at;
+    int item, page; /* keys of a split's tiles, then values */
+    int64_t off;
+    bool more;
+    __device__ __forceinline__ void look(const struct attend_args &g, const struct line_stretch &line)
+    {
+        while ((more = line.has(at)) && item >= 2 * line.tiles(at)) {
+            item -= 2 * line.tiles(at);
+            line.next(at);
+        }
+        if (!more) return;
+        const int n = line.tiles(at), half = item >= n;
+        page = g.a.pages[line.r.table[at.row] + line.first(at) + item - (half ? n : 0)];
+        off = (int64_t)(2 * at.kvh + half) * TILE;
+    }
+    __device__ __forceinline__ void bring(const struct attend_args &g, uint32_t ring, uint32_t full, int lane) const
+    {
+        if (!more) return;
+        const uint32_t bar = full + 8u * (uint32_t)lane;
+        ck_mbar_expect(bar, TILE);
+        ck_bulk_plain(ring + (uint32_t)(lane * TILE), (const uint8_t *)g.a.pool + g.a.head_off + off + (int64_t)page * 4096, TILE, bar);
+    }
+    __device__ __forceinline__ void step(const struct attend_args &g, const struct line_stretch &line)
+    {
+        if (!more) return;
+        item += SLOTS;
+        look(g, line);
+    }
+};
+#endif
+
+#endif
