@@ -12,7 +12,7 @@
 static bool tiles_pay(const struct cpu_weight *w, bool two, int64_t m)
 {
     if (w->g < 32) return m >= 24;
-    if (m <= FEW_ROWS && w->g <= 64) return m >= (two || w->g == 64 ? 5 : 7);
+    if (m <= FEW_ROWS && w->g <= 64) return m >= (two ? 4 : w->g == 64 ? 5 : 7);
     return m >= (w->g < 64 ? 12 : 8) + (two ? 0 : 4);
 }
 

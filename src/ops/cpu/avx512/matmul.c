@@ -3,7 +3,7 @@
  *
  * Many rows: tiles of up to 6 rows by 2 blocks (3 by 2 with two limbs), float accumulators in registers. The blocks' codes
  * stay in L1 or L2 while the row tiles pass over them, 4-bit codes unpacked on the fly, or from PANEL_ROWS rows on spread to
- * bytes beforehand. 2 to 8 rows: matmul_few.c. One row: a linear stream with two integer chains and a prefetch ahead.
+ * bytes beforehand. 7 and 8 rows: matmul_few.c. One row: a linear stream with two integer chains and a prefetch ahead.
  * Accumulators are arrays of constant size: with the row count as a dimension the compiler would keep them in memory.
  */
 #include "ops/cpu/avx512/matmul_int.h"
@@ -271,7 +271,7 @@ FORCED void matmul(enum cpu_wtype type, bool two, const struct cpu_weight *w, in
 {
     if (m == 1)
         row_one(type, two, w, blk0, blk1, x, row0, y);
-    else if (m <= FEW_ROWS_512)
+    else if (m == 7 || m == 8)
         avx512_matmul_few(w, blk0, blk1, x, row0, m, y, ld_y);
     else
         rows_many(w, blk0, blk1, x, row0, m, y, ld_y);

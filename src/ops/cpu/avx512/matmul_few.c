@@ -1,15 +1,14 @@
-/* matmul_few.c (avx512): 2 to 8 rows by one block: integer and float sums of all rows in registers, codes of a group unpacked once, and the
+/* matmul_few.c (avx512): 7 and 8 rows by one block: integer and float sums of all rows in registers, codes of a group unpacked once, and the
  * inputs, read where they lie, as operands of vpdpbusd itself.
  *
  * Two limbs are one chain: the group's high limbs, a shift by 8, then the low limbs on top: one operation a row where two sums would
  * take a shift and an add, and half the registers. With g = 32 and 8 rows that is 128 products, 40 operations behind them and 12 of
- * unpacking for two ports. A chain of 16 products is longer than the 8 rows can hide, but the next group's do not wait for it; with few
- * rows the limbs have chains of their own. Each block asks for the lines 8 KB ahead: between tiles of a pass nothing runs dry.
+ * unpacking for two ports. A chain of 16 products is longer than the 8 rows can hide, but the next group's do not wait for it. With
+ * fewer rows, where memory is what counts, two blocks at once (matmul.c) are read faster than one.
  */
 #include "ops/cpu/avx512/matmul_int.h"
 
 #define ROWS 8
-#define SPLIT_ROWS 4 /* up to here each limb has a chain of its own */
 
 FORCED void rows_dot(int R, __m512i codes, const uint8_t *x, size_t row_bytes, __m512i sum[ROWS])
 {
@@ -38,20 +37,12 @@ FORCED void limb_sums(enum cpu_wtype type, int R, int g, const uint8_t *p, const
 /* The group at p: sums of R rows, exact. */
 FORCED void group_sums(enum cpu_wtype type, bool two, int R, int g, const uint8_t *p, const uint8_t *x, size_t row_bytes, __m512i sum[ROWS])
 {
-    __m512i low[ROWS];
     rows_zero(R, sum);
     limb_sums(type, R, g, p, x, row_bytes, sum);
     if (!two) return;
     UNROLL(8)
     for (int r = 0; r < R; r++) sum[r] = _mm512_slli_epi32(sum[r], 8);
-    if (R > SPLIT_ROWS) {
-        limb_sums(type, R, g, p, x + g, row_bytes, sum);
-        return;
-    }
-    rows_zero(R, low);
-    limb_sums(type, R, g, p, x + g, row_bytes, low);
-    UNROLL(8)
-    for (int r = 0; r < R; r++) sum[r] = _mm512_add_epi32(sum[r], low[r]);
+    limb_sums(type, R, g, p, x + g, row_bytes, sum);
 }
 
 /* R rows from xr by block blk. */
@@ -92,15 +83,8 @@ FORCED void few(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64
 {
     const uint8_t *xr = act_row(x, row0);
     for (int64_t blk = blk0; blk < blk1; blk++, y += 16) {
-        switch (m) {
-        case 2: rows_any(type, two, 2, w, blk, x, xr, y, ld_y); break;
-        case 3: rows_any(type, two, 3, w, blk, x, xr, y, ld_y); break;
-        case 4: rows_any(type, two, 4, w, blk, x, xr, y, ld_y); break;
-        case 5: rows_any(type, two, 5, w, blk, x, xr, y, ld_y); break;
-        case 6: rows_any(type, two, 6, w, blk, x, xr, y, ld_y); break;
-        case 7: rows_any(type, two, 7, w, blk, x, xr, y, ld_y); break;
-        default: rows_any(type, two, 8, w, blk, x, xr, y, ld_y); break;
-        }
+        if (m == 8) rows_any(type, two, 8, w, blk, x, xr, y, ld_y);
+        else rows_any(type, two, 7, w, blk, x, xr, y, ld_y);
     }
 }
 

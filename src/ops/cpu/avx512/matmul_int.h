@@ -7,8 +7,7 @@
 /* Into L2: into L1 4 KB ahead halves the bandwidth of one row on a Xeon, whose L1 has few buffers for lines under way. */
 #define PREFETCH_AHEAD 8192
 
-#define FEW_ROWS_512 8
-/* matmul_few.c: 2 .. FEW_ROWS_512 rows. */
+/* matmul_few.c: m is 7 or 8. */
 void avx512_matmul_few(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0, int64_t m,
                        float *y, int64_t ld_y);
 
