@@ -3,7 +3,7 @@
  * "barriers_per_token", "barrier_us_per_token" (waited by thread 0)}; with BUSY, that many processes then spin beside a second
  * decode run: "busy_decode_tok_s", "busy_share" (of the first).
  * With "session" for N_DECODE: a line with load and prefill, then one with the decode figures for each line "N" on standard input: so many
- * tokens more behind what is there, at most SESSION_TOKENS in all. A long prompt is then computed once for all rounds.
+ * tokens more behind what is there, at most SESSION_TOKENS in all, or what the context holds. A long prompt is then computed once for all rounds.
  * Usage: bench_cpu DIR TIER(l1|l2|f32) THREADS N_PROMPT N_DECODE|session [LEVEL|-] [BUSY]
  */
 #include <stdio.h>
@@ -74,18 +74,23 @@ struct bench {
     struct model *model;
     struct direct *d;
     double load_ms, prefill_tok_s;
+    int32_t n_room;                /* of a session: tokens behind the prompt */
     int32_t id;                    /* the last one, which the next decode begins with */
 };
 
-static mb_status bench_open(struct bench *b, char **argv, const char *level, int32_t n_context, mb_error *err)
+/* n_context 0: a session, which has room for n_room tokens behind the prompt. */
+static mb_status bench_open(struct bench *b, char **argv, const char *level, int32_t n_prompt, int32_t n_context, mb_error *err)
 {
+    bool is_session = n_context == 0;
     struct device_options dopt = { .n_threads = atoi(argv[3]), .cpu_level = level, .n_ranks = 1 };
     int64_t t0 = clock_now_ns();
     MB_TRY(ops_cpu.device_open(&b->dev, &dopt, err));
     struct model_options mopt = { .ops = &ops_cpu, .device = b->dev, .tier = tier_of(argv[2]), .kv_format = -1, .n_rows_max = 1 };
     MB_TRY(model_open(&b->model, argv[1], &mopt, err));
     b->load_ms = (double)(clock_now_ns() - t0) * 1e-6;
-    return direct_open(&b->d, b->model, n_context, err);
+    int32_t most = model_plan_get(b->model)->n_context;
+    b->n_room = most - n_prompt - 1 < SESSION_TOKENS ? most - n_prompt - 1 : SESSION_TOKENS;
+    return direct_open(&b->d, b->model, is_session ? n_prompt + b->n_room + 1 : n_context, err);
 }
 
 static void bench_close(struct bench *b)
@@ -121,7 +126,7 @@ static mb_status decode(struct decode *out, struct bench *b, int32_t n, mb_error
 static mb_status session(struct bench *b, mb_error *err)
 {
     struct decode run;
-    int n, left = SESSION_TOKENS;
+    int n, left = b->n_room;
     printf("{\"load_ms\": %.0f, \"prefill_tok_s\": %.1f}\n", b->load_ms, b->prefill_tok_s);
     fflush(stdout);
     while (scanf("%d", &n) == 1) {
@@ -165,7 +170,7 @@ int main(int argc, char **argv)
         return 2;
     }
     threads_take_short_turns(); /* as the engine's thread does */
-    mb_status st = bench_open(&b, argv, level, n_prompt + (n_busy ? 2 : 1) * n_decode + 1, &err);
+    mb_status st = bench_open(&b, argv, level, n_prompt, is_session ? 0 : n_prompt + (n_busy ? 2 : 1) * n_decode + 1, &err);
     if (st == MB_OK) st = prefill(&b, n_prompt, &err);
     if (st == MB_OK) st = is_session ? session(&b, &err) : once(&b, n_decode, n_busy, &err);
     if (st != MB_OK) return fail(&err);
