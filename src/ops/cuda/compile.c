@@ -47,7 +47,7 @@ static mb_status check_step(const struct plan_step *s, mb_error *err)
     if (latent) return refuse(s, latent, err);
     if (s->op == STEP_DELTA && !delta_runs(s)) return refuse(s, "gated delta nets with heads of more than 128 values do", err);
     if (s->op == STEP_EXPERTS && !experts_run(s)) return refuse(s, "experts whose matrices do not end with a tile of 16 rows do", err);
-    if (s->op == STEP_ROUTE && !route_runs(s)) return refuse(s, "more than 1,024 experts, or 32 for a token, do", err);
+    if (s->op == STEP_ROUTE && !route_runs(s)) return refuse(s, "more than 1,024 experts, 32 for a token, or 32 groups of them do", err);
     if (s->op == STEP_ATTEND && !s->u.attend.causal) return refuse(s, "attention that is not causal does", err);
     if (n_inputs_written(s) > 1) return refuse(s, "a step with several forms of linear input does", err);
     return MB_OK;
@@ -171,7 +171,7 @@ static void lay_out_buffer(struct compiled *c, int i, uint8_t *base, size_t *off
 {
     const struct plan_buf *b = &c->plan->bufs[i];
     int64_t rows = rows_max(c->plan, b);
-    if (b->type == BUF_ACT && b->n_slots > 0) return; /* moe.c has its own */
+    if (b->type == BUF_ACT && b->n_slots > 0) return; /* moe.c and kernels_heads.cu have their own */
     if (b->type == BUF_ACT) {
         c->inputs[i] = (struct ck_x){ .v = take(base, off, c->dev->lib->x_bytes((int)rows, b->width)), .k = b->width,
                                       .k_pad = (b->width + 63) / 64 * 64, .mul = 1.0f };

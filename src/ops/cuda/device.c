@@ -17,6 +17,8 @@ mb_status cuda_check(const struct device *d, int code, const char *what, mb_erro
                       d->lib->error_text(code));
 }
 
+#define HOPPER_SHARED_BYTES (227 << 10)
+
 /* Which card, and why not. */
 static mb_status choose_card(struct device *d, int ordinal, mb_error *err)
 {
@@ -39,6 +41,10 @@ static mb_status choose_card(struct device *d, int ordinal, mb_error *err)
     if (d->info.major < 8)
         return mb_fail_at(err, MB_UNSUPPORTED, "device", "device cuda:%d (%s) has compute capability %d.%d, 8.0 or later is needed; use "
                           "--device cpu", ordinal, d->info.name, d->info.major, d->info.minor);
+    if (d->info.major >= 9 && d->info.shared_bytes < HOPPER_SHARED_BYTES)
+        return mb_fail_at(err, MB_UNSUPPORTED, "device", "device cuda:%d (%s, compute capability %d.%d) lets a block have %zu KB of shared memory, the "
+                          "kernels for 9.0 and later want %d; use --device cpu", ordinal, d->info.name, d->info.major, d->info.minor,
+                          d->info.shared_bytes >> 10, HOPPER_SHARED_BYTES >> 10);
     snprintf(d->describe, sizeof d->describe, "cuda:%d %s, %zu GB", ordinal, d->info.name, d->info.total_bytes / 1000000000);
     snprintf(d->class_name, sizeof d->class_name, "cuda-sm%d%d-" CUDA_NUMBERS, d->info.major, d->info.minor);
     return MB_OK;

@@ -18,8 +18,9 @@ const char *cuda_latent_refuses(const struct plan_step *s)
         return "windows, soft caps, sinks or gates over latents do";
     if (s->op == STEP_LATENT && s->u.latent.d_latent + s->u.latent.d_rope + s->u.latent.d_index > CL_ROWS_MAX)
         return "keys of more than 1,024 values do";
-    if (s->op == STEP_INDEX && (s->u.index.dim > CL_INDEX_DIM_MAX || (size_t)s->u.index.n_head * (size_t)(s->u.index.dim + 1) * sizeof(float) > CL_INDEX_Q_BYTES))
-        return "indexers with heads of more than 128 values do";
+    if (s->op == STEP_INDEX && s->u.index.dim > CL_INDEX_DIM_MAX) return "indexers with heads of more than 128 values do";
+    if (s->op == STEP_INDEX && ((size_t)s->u.index.n_head * (size_t)(s->u.index.dim + 1) * sizeof(float) > CL_INDEX_Q_BYTES))
+        return "indexers with queries of more than 48,000 bytes do";
     return NULL;
 }
 

@@ -31,6 +31,7 @@ static int device_info(int ordinal, struct cuda_device_info *out)
     out->major = p.major;
     out->minor = p.minor;
     out->n_sm = p.multiProcessorCount;
+    out->shared_bytes = p.sharedMemPerBlockOptin;
     return (int)cudaMemGetInfo(&out->free_bytes, &out->total_bytes);
 }
 

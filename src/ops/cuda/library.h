@@ -13,12 +13,13 @@
 #include "ops/cuda/latent.h"
 #include "ops/cuda/steps.h"
 
-#define CUDA_LIBRARY_ABI 7 /* a change of any line here, in steps.h, latent.h or kernels.h */
+#define CUDA_LIBRARY_ABI 8 /* a change of any line here, in steps.h, latent.h or kernels.h */
 
 struct cuda_device_info {
     char name[64];
     int32_t major, minor;      /* compute capability */
     int32_t n_sm;
+    size_t shared_bytes;       /* that a block may ask for */
     size_t total_bytes, free_bytes;
 };
 

@@ -1,6 +1,7 @@
 /* moe.c: mixtures of experts. The router's choice and the lists of who goes to which expert are made and stay on the device, so that
  * such plans run as captured graphs and ahead, too: three launches behind the router's (its choice with the lists; gate, up and
- * activation; down), the last of which sums a token's experts itself in batches of few tokens, a fourth else. An expert is rows of the
+ * activation; down), the last of which sums a token's experts itself in batches of few tokens, a fourth else; six for prompts, whose lists and
+ * gathered inputs are launches of their own. An expert is rows of the
  * stacked matrices, whole tiles. A token's experts are added in rising id, so that its neighbours change nothing.
  */
 #include "ops/cuda/cuda_int.h"
