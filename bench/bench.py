@@ -8,7 +8,8 @@ Bars are for machines with VNNI: elsewhere bar is null and pass true. A row that
 non-zero only when it could not measure, and removes latest.json first. A goal that could not be measured does not end the others.
 
 Usage: bench.py BUILD MODEL_DIR FILE.gguf PEER_PYTHON. Environment: QUICK (the first goals), ROUNDS; BENCH_RESUME (keep the rows of the
-goals that today's file has whole, of the same commit and rounds, and measure the rest); BENCH_THREADS (1,2: numbers of threads, the last
+goals that today's file has whole, of the same commit and rounds, and measure the rest; any: of other commits too, goal_commits tells) and
+BENCH_AGAIN (but for these goals); BENCH_THREADS (1,2: numbers of threads, the last
 of which the rows with one number run on), BENCH_BATCHES (2,4,8), BENCH_ONLY (short,prefill,...: these goals alone; latest.json then stays away),
 BENCH_SHRINK (N: prompts and answers a Nth as long, to try the program; latest.json stays away too), BENCH_NAME (of the results' file, behind the date),
 BENCH_NOTE (what else is to be known of them); BENCH_GEMMA_DIR and BENCH_GEMMA_GGUF (a Gemma-3-270M and its GGUF file, measured when
@@ -34,7 +35,7 @@ ALL = FIRST + ["depth_32k", "large", "start", "tokenizer", "server_path", "gramm
 
 class Results:
     def __init__(self, goals):
-        self.goals, self.failed, self.seconds = goals, {}, {}
+        self.goals, self.failed, self.seconds, self.commits = goals, {}, {}, {}
         self.date = datetime.date.today().isoformat()
         cpu = re.sub(r"[^a-z0-9]+", "-", goals.about["machine"].lower()).strip("-")[:40]
         self.path = RESULTS / f"{self.date}-{os.environ.get('BENCH_NAME') or cpu}.json"
@@ -46,18 +47,21 @@ class Results:
             old = json.loads(self.path.read_text())
         except (OSError, ValueError):
             return
-        same = all(old.get(k) == v for k, v in (("commit", self.commit), ("rounds", ROUNDS), ("quick", QUICK), ("shrink", SHRINK), ("machine", self.goals.about["machine"])))
+        commit = old.get("commit") if os.environ["BENCH_RESUME"] == "any" else self.commit
+        same = all(old.get(k) == v for k, v in (("commit", commit), ("rounds", ROUNDS), ("quick", QUICK), ("shrink", SHRINK), ("machine", self.goals.about["machine"])))
         if not same:
             print(f"{self.path.name} is of another commit, machine or number of rounds: all is measured again")
             return
-        self.seconds = old.get("goal_seconds", {})
+        drop = (os.environ.get("BENCH_AGAIN") or "").split(",")
+        self.seconds = {name: s for name, s in old.get("goal_seconds", {}).items() if name not in drop}
+        self.commits = {name: old.get("goal_commits", {}).get(name, old["commit"]) for name in self.seconds}
         self.goals.rows = [r for r in old["rows"] if r.get("goal") in self.seconds]
-        self.goals.skipped = old.get("skipped", [])
+        self.goals.skipped = [s for s in old.get("skipped", []) if self.seconds]
 
     def write(self, latest):
         g = self.goals
         result = {**g.about, "date": self.date, "commit": self.commit, "peer": f"llama-cpp-python 0.3.36, {g.format() or 'Q4_0 or Q4_1'}",
-                  "rounds": ROUNDS, "quick": QUICK, "shrink": SHRINK, "goal_seconds": self.seconds, "skipped": g.skipped, "failed": self.failed}
+                  "rounds": ROUNDS, "quick": QUICK, "shrink": SHRINK, "goal_seconds": self.seconds, "goal_commits": self.commits, "skipped": g.skipped, "failed": self.failed}
         if os.environ.get("BENCH_NOTE"):
             result["note"] = os.environ["BENCH_NOTE"]
         text = json.dumps({**result, "rows": g.rows}, indent=1) + "\n"
@@ -71,6 +75,7 @@ class Results:
         try:
             getattr(self.goals, name)()
             self.seconds[name] = round(time.perf_counter() - begin)
+            self.commits[name] = self.commit
         except (NotMeasured, OSError, ValueError, LookupError, TypeError, subprocess.SubprocessError) as e:
             del self.goals.rows[n_rows:]
             self.failed[name] = f"{type(e).__name__}: {e}"
