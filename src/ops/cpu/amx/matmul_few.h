@@ -4,7 +4,8 @@
  * With 8 rows a tile of sums would be half empty, yet storing it takes what a full one does. So a tile holds 16 rows: the high limbs of
  * 8 rows over the low ones; with one limb and groups of 32, the 8 rows twice, for two groups at once, whose codes lie one over the
  * other and whose inputs are zero where the other group's codes are. One product and one store then serve a "turn", one group (two), and
- * what bounds it is the vector work on the port that tiles leave (matmul_tiles.h): a conversion, a product and two fma a row.
+ * what bounds it is the vector work on the one port that tiles leave (strips.h): a product and two fma a row, with two limbs a conversion,
+ * which for one limb other ports do (lanes_sums in tiles.h).
  *
  * Turns follow one another through the blocks without a gap, for blocks lie one behind the other: in turn t the products of t are made,
  * inputs and codes of t + 1 loaded, codes of t + 2 spread, the sums of t - 1 stored and those of t - 2 folded into the accumulators, 8 vectors

@@ -1,5 +1,5 @@
-/* tile_ops.h: the operations that amx/matmul_tiles.h and strips.h are written over. tiles.h brings them as instructions, tiles_c.h in plain
- * C; a change of one is a change of the other, and of this list.
+/* tile_ops.h: the operations that amx/matmul_tiles.h, strips.h and matmul_few.h are written over. tiles.h brings them as instructions,
+ * tiles_c.h in plain C; a change of one is a change of the other, and of this list.
  *
  * A tile is up to 16 rows of up to 64 bytes; tiles are named by literals, 0 to 7.
  *   tile_config(shapes)         rows and bytes a row of all tiles; tile_release() ends that

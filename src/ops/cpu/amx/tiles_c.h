@@ -1,5 +1,5 @@
-/* tiles_c.h: the operations of tile_ops.h in plain C, so that tests/kernels runs amx/matmul_tiles.h on every machine. Shapes
- * that the instructions would refuse stop the program here too. One set of tiles for each thread.
+/* tiles_c.h: the operations of tile_ops.h in plain C, so that tests/kernels runs amx/matmul_tiles.h and matmul_few.h on every
+ * machine. Shapes that the instructions would refuse stop the program here too. One set of tiles for each thread.
  */
 #ifndef OPS_CPU_AMX_TILES_C_H
 #define OPS_CPU_AMX_TILES_C_H
