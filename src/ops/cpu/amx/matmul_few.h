@@ -222,7 +222,7 @@ FORCED void few_rows(enum cpu_wtype type, bool two, int g, const struct cpu_weig
         f.w = w->data + (size_t)blk0 * w->block_bytes + (size_t)g0 * f.group_bytes;
         f.scales = f.w + code_bytes;
         few_inputs(two, g, x, row, rows, g0, n, inputs, pairs);
-        if (rows <= 4) few_turns(type, two, g, 4, f, n_turns * (blk1 - blk0), &ring);
+        if (two && rows <= 4) few_turns(type, two, g, 4, f, n_turns * (blk1 - blk0), &ring); /* one limb begins with 5 rows (tiles_pay) */
         else few_turns(type, two, g, 8, f, n_turns * (blk1 - blk0), &ring);
     }
 }
