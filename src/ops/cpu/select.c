@@ -1,9 +1,8 @@
 /* select.c: which kernels this machine runs. Detects the levels once, fills a table from the lowest level upward, so
  * that a level needs to bring only what it has.
  *
- * avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ, VL and VNNI; amx means AMX-TILE, AMX-INT8 and AMX-BF16 (no
- * processor has one of those two alone) with the permission of the kernel. AVX-VNNI is not a level but a choice of kernels
- * inside avx2. Threads: any; the first caller detects.
+ * avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ, VL and VNNI; amx means AMX-TILE and AMX-INT8 with the permission
+ * of the system. AVX-VNNI is not a level but a choice of kernels inside avx2. Threads: any; the first caller detects.
  */
 #include "ops/cpu/kernels.h"
 
@@ -72,7 +71,7 @@ static int features_read(void)
     if (bits & HAS_AVX2 && zmm && (b7 & bit_AVX512F) && (b7 & bit_AVX512BW) && (b7 & bit_AVX512DQ) &&
         (b7 & bit_AVX512VL) && (c7 & bit_AVX512VNNI))
         bits |= HAS_AVX512;
-    if (bits & HAS_AVX512 && tile && (d7 & (1u << 22)) && (d7 & (1u << 24)) && (d7 & (1u << 25))) bits |= HAS_AMX;
+    if (bits & HAS_AVX512 && tile && (d7 & (1u << 24)) && (d7 & (1u << 25))) bits |= HAS_AMX;
     return bits;
 }
 #endif
