@@ -89,8 +89,9 @@ static void test_tiles_pieces(void **state)
     }
 }
 
-/* The largest codes and inputs, of one sign and of both: the sums that lanes_sums must convert. */
-static void check_extremes(int bits, int g, enum act_form form, int signs)
+/* The largest codes and inputs, all of them v[kind], or mixed: the sums that lanes_sums must convert. */
+enum { EXTREMES = 3 };
+static void check_extremes(int bits, int g, enum act_form form, int kind)
 {
     enum { M = 20, N = 80, K = 256 };
     struct cpu_kernels plain;
@@ -99,8 +100,9 @@ static void check_extremes(int bits, int g, enum act_form form, int signs)
     memset(pr.codes.p, 0xff, pr.codes.size);
     cpu_pack_blocks(&pr.src, 0, N / 16, pr.packed.p);
     struct kt_buf x = kt_alloc(M * K * 4), want = kt_alloc(M * N * 4), y = kt_alloc(M * N * 4), ab;
-    float v[3] = { 32512.0f, -32512.0f, 32512.0f - 385.0f }; /* limbs of 127, -127 and -128 */
-    for (int64_t i = 0; i < M * K; i++) ((float *)x.p)[i] = i % g == 0 && signs != 1 ? 32512.0f : v[signs < 2 ? signs : kt_below(3)];
+    /* Limbs, high and low: 127 and 0, -127 and 0, 127 and -128, 125 and 127. */
+    static const float v[EXTREMES + 1] = { 32512.0f, -32512.0f, 32512.0f - 128.0f, 32127.0f };
+    for (int64_t i = 0; i < M * K; i++) ((float *)x.p)[i] = i % g == 0 && kind != 1 ? 32512.0f : v[kind < EXTREMES ? kind : kt_below(EXTREMES + 1)];
     struct cpu_act a = act_make(&plain, form, g, K, M, (float *)x.p, &ab);
     pick(&plain, pr.w.type, form)(&pr.w, 0, N / 16, &a, 0, M, (float *)want.p, N);
     tiles_matmul(&pr.w, 0, N / 16, &a, 0, M, (float *)y.p, N);
@@ -133,11 +135,11 @@ static void test_few_equal_portable(void **state)
 static void test_tiles_extremes(void **state)
 {
     (void)state;
-    for (int signs = 0; signs < 3; signs++)
+    for (int kind = 0; kind <= EXTREMES; kind++)
         for (int f = 1; f < 3; f++) {
-            check_extremes(4, 32, (enum act_form)f, signs);
-            check_extremes(8, 64, (enum act_form)f, signs);
-            check_extremes(8, 128, (enum act_form)f, signs);
+            check_extremes(4, 32, (enum act_form)f, kind);
+            check_extremes(8, 64, (enum act_form)f, kind);
+            check_extremes(8, 128, (enum act_form)f, kind);
         }
 }
 
