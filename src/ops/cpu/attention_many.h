@@ -14,7 +14,6 @@
 #include "ops/cpu/attention_unit.h"
 
 #define GROUP_ROWS (2 * R_MAX)
-#define MANY_MIN 16 /* up to so many rows keys and values are read where they lie */
 
 struct many {
     const struct attn_unit *u;
@@ -199,7 +198,7 @@ static void many_run(const struct attn_unit *u)
 /* Codes and latents, and few rows: attention_unit.h. */
 static bool many_fits(const struct attn_unit *u)
 {
-    return u->n_rows > MANY_MIN && u->d_latent == 0 && !kv_is_codes((int)u->format);
+    return u->n_rows > ATTN_FEW_ROWS && u->d_latent == 0 && !kv_is_codes((int)u->format);
 }
 
 #endif

@@ -400,7 +400,7 @@ static void tile_run(struct work *w, int t)
     const struct attn_unit *u = w->u;
     const uint8_t *k = u->page[t], *v = tile_values(w, t);
     const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : u->page_after;
-    bool few = u->n_rows <= 16; /* decode: the memory is what counts; the first block prefetches */
+    bool few = u->n_rows <= ATTN_FEW_ROWS; /* decode: the memory is what counts; the first block prefetches */
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
         if (!block_sees(u, r0, r1, t)) continue;

@@ -98,6 +98,8 @@ typedef void (*cpu_matmul_fn)(const struct cpu_weight *w, int64_t blk0, int64_t 
 #define ATTN_SPLIT 512  /* S: keys of a split, anchored at index 0 */
 #define ATTN_TILE 64    /* T */
 #define ATTN_LANES 16   /* L */
+#define ATTN_FEW_ROWS 16 /* a unit of more rows than this is a prompt's: keys and values become floats first (attention_many.h), for
+                            which its scratch has room; up to it, bringing the pages is what takes time */
 size_t kv_head_bytes(enum kv_format f, int64_t d); /* K and V of one layer and KV head in one page */
 size_t kv_latent_bytes(enum kv_format f, int64_t n_rows); /* latents of one layer in one page */
 

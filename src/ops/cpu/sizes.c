@@ -38,7 +38,7 @@ size_t kv_latent_bytes(enum kv_format f, int64_t n_rows)
 size_t attn_scratch_bytes(int n_rows, int64_t d, int64_t d_latent)
 {
     size_t rows = round_up((size_t)n_rows, 16), values = ATTN_TILE * round_up((size_t)d_latent, 64) * sizeof(float);
-    if (d_latent == 0 && n_rows > 16) values = ATTN_TILE * ((size_t)d + round_up((size_t)d, 64)) * sizeof(float);
+    if (d_latent == 0 && n_rows > ATTN_FEW_ROWS) values = ATTN_TILE * ((size_t)d + round_up((size_t)d, 64)) * sizeof(float);
     int group = d_latent > 0 ? 0 : kv_code_group(d);
     size_t codes = group ? (size_t)(d / group) * (1 + ATTN_LANES) : 0;
     return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8 + codes) * sizeof(float) + values + 256;
