@@ -1,5 +1,5 @@
 /* attention_unit.h: attend_unit for the vector levels: everything but the vectors. Included once by attention.c of a level,
- * which brings the functions declared below.
+ * which brings the functions declared below, and before that ATTN_AHEAD: does its micro-kernel ask for lines beside its products?
  *
  * Rows go in blocks of up to R_MAX that share each loaded key or value. Per tile: scores of all blocks; then the maximum,
  * al, p and the lane sums of all rows; then the outputs. Rows of a block share the keys that all of them see; ragged keys
@@ -152,13 +152,12 @@ FORCED void ahead_lines(struct work *w, int n)
     for (int i = 0; i < n; i++) __builtin_prefetch(lines[i], 0, 2);
 }
 
-/* Lines that the micro-kernel is to ask for, over n of k. */
+/* Lines that the micro-kernel is to ask for, over n of k, where it does. */
 FORCED void mk_ahead(struct work *w, struct mk_args *m, int per, int n)
 {
-#ifdef ATTN_AHEAD
+    if (!ATTN_AHEAD) return;
     m->per = per;
     m->n_ahead = ahead_take(w, per * n, &m->ahead);
-#endif
 }
 
 /* Rows of block i, balanced: sizes differ by at most one. */

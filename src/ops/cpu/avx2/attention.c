@@ -5,6 +5,8 @@
  * take several units a pass to have enough independent chains.
  */
 #include "ops/cpu/avx2/mathv.h"
+
+#define ATTN_AHEAD 0
 #include "ops/cpu/attention_many.h"
 
 /* --- units of columns --- */

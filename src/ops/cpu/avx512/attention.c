@@ -5,7 +5,7 @@
  */
 #include "ops/cpu/avx512/mathv.h"
 
-#define ATTN_AHEAD
+#define ATTN_AHEAD 1
 #include "ops/cpu/attention_many.h"
 
 /* --- the micro-kernel --- */
