@@ -134,8 +134,8 @@ struct attn_unit {
     const uint8_t *const *ahead;  /* [n_ahead] lines that will be read after this unit, another such hint */
     int n_ahead;
     enum kv_format format;
-    const int32_t *vis_lo, *vis_hi; /* [n_rows] visible keys, relative to the split's first key, half-open, clipped to
-                                     [0, 512); lo >= hi: the row sees nothing here */
+    const int32_t *vis_lo, *vis_hi; /* [n_rows] visible keys, relative to the split's first key, half-open, lo >= 0, hi <= 512;
+                                     lo >= hi: the row sees nothing here, and lo may pass 512, hi be below 0 */
     float softcap;                /* 0 = none: s = cap * tanh(s / cap) before log2(e); c is then (float)scale */
     float *m, *ls;                /* [n_rows] out: maximum (-inf: none) and sum */
     float *o;                     /* [n_rows][ld_o] out, as wide as a value, unnormalised, + 0.0f applied */
