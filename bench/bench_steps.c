@@ -171,9 +171,11 @@ struct requests {
     struct draw draw[ROWS_MAX];
     struct sample_pos pos[ROWS_MAX];
     struct sample_params greedy;
+    size_t kv_bytes;                      /* of the pool, under all their pages */
 };
 
 struct run {
+    struct device *dev;
     struct direct *d;
     struct model *model;
     const int32_t *ids;
@@ -199,8 +201,8 @@ static mb_status prefill(const struct run *r, double *ms, mb_error *err)
     return MB_OK;
 }
 
-/* Pages for every request, one after the other from the pool's first on, touched; false: no memory. */
-static bool requests_init(struct requests *q, struct device *dev, const struct plan *p, int32_t n_rows, int32_t n_tokens)
+/* Pages for every request, one after the other from the pool's first on; false: no memory. */
+static bool requests_init(struct requests *q, const struct plan *p, int32_t n_rows, int32_t n_tokens)
 {
     int32_t n_page = n_tokens / KV_PAGE_TOKENS + 1, unit = 0;
     q->greedy.n_vocab_live = p->n_vocab;
@@ -211,7 +213,7 @@ static bool requests_init(struct requests *q, struct device *dev, const struct p
             if (!t->page) return false;
             for (int32_t j = 0; j < n_page; j++, unit += (int32_t)(p->kinds[k].page_bytes / KV_PAGE_UNIT)) t->page[j] = unit;
         }
-    memset(dev->kv, 1, (size_t)unit * KV_PAGE_UNIT);
+    q->kv_bytes = (size_t)unit * KV_PAGE_UNIT;
     return true;
 }
 
@@ -254,6 +256,7 @@ static mb_status measure(const struct run *r, int n_threads, mb_error *err)
     qsort(ms, REPEATS, sizeof ms[0], by_size);
     counts_print("prefill, warm", n_threads, 1, ms[REPEATS / 2]);
     if (r->n_decode < 1) return MB_OK;
+    memset(r->dev->kv, 1, r->requests->kv_bytes); /* not sooner: the first prefill is to find the pool as nobody has used it */
     counts_clear();
     MB_TRY(decode(r, &token, err));
     least_take(true);
@@ -285,8 +288,8 @@ int main(int argc, char **argv)
     if (!ids || !passes_wrap(model_compiled(model))) return 1;
     for (int32_t i = 0; i < n_prompt; i++) ids[i] = (i * 37 + 11) % n_vocab;
     struct requests *q = calloc(1, sizeof *q);
-    if (!q || !requests_init(q, dev, model_plan_get(model), n_rows, n_prompt + n_decode)) return 1;
-    struct run r = { d, model, ids, n_prompt, n_decode, n_rows, q };
+    if (!q || !requests_init(q, model_plan_get(model), n_rows, n_prompt + n_decode)) return 1;
+    struct run r = { dev, d, model, ids, n_prompt, n_decode, n_rows, q };
     mb_status st = measure(&r, n_threads, &err);
     free(ids);
     free(passes);
