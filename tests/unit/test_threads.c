@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <errno.h>
 #include <fenv.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -191,11 +192,14 @@ static void test_pool_fp_default(void **state)
     pool_close(p);
 }
 
-/* The thread's turns are short where the system knows of turns; its share of time, and what others have, stay. */
+/* The thread's turns are short where the system knows of turns; its share of time, and what others have, stay. Skipped in a sandbox that
+ * refuses to be asked, by the first call, which is the test's own thread's. */
 static uint64_t turn_ns(void)
 {
     struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; } a = { .size = sizeof a };
-    assert_int_equal(syscall(SYS_sched_getattr, 0, &a, sizeof a, 0), 0);
+    long st = syscall(SYS_sched_getattr, 0, &a, sizeof a, 0);
+    if (st != 0 && (errno == ENOSYS || errno == EPERM)) skip();
+    assert_int_equal(st, 0);
     return a.runtime;
 }
 
