@@ -214,7 +214,7 @@ bool seq_has_pages(const struct engine *e, const struct sequence *s);
 void seq_release_pages(struct engine *e, struct sequence *s);
 /* Pages for indices up to `end`; *covered: how far they reach. True when all of it. */
 bool seq_grow(struct engine *e, struct sequence *s, int32_t end, int32_t *covered);
-/* For a stepper that begins steps early: the page of the token behind the next one of s, if a free one is there. */
+/* For a stepper that begins steps early: the page of the token behind the next one of s, if one is free now; the tree gives up none. */
 void seq_grow_early(struct engine *e, struct sequence *s);
 /* Copy the recurrent states to where a row of guesses can be taken back; false: no free memory. Back, or let go of. */
 bool seq_state_save(struct engine *e, struct sequence *s);
