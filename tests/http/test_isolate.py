@@ -487,7 +487,7 @@ def test_pool(tmp_path):
         model_of(s, model="org/two")  # one is the oldest now
         assert model_of(s, model="org/three") == "org/three"
         wait_for(lambda: resident(s) == ["org/three", "org/two"])
-        wait_for(lambda: not is_alive(one))
+        wait_for(lambda: not is_alive(one) and engine(s)["pid"] is None)  # told when it has been reaped, a moment behind its end
         e = engine(s)
         assert e["pid"] is None and e["restarts"] is None and e["socket"] is None and e["pool"]["default"] == "org/one"
         # looking loads nothing
