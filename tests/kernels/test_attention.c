@@ -58,6 +58,7 @@ static void test_pages_of_16(void **state)
 {
     (void)state;
     static const int dims[] = { 64, 128, 80, 96, 32, 256, 16, 112, 40 };
+    int n_done = 0;
     for (int c = 0; c < 108; c++) {
         enum kv_format f = (enum kv_format)(c % 3);
         int64_t d = dims[c / 3 % 9], ld = d + kt_below(5);
@@ -71,8 +72,10 @@ static void test_pages_of_16(void **state)
         memset(want.p, 0x5a, size);
         for (int i = 0; i < 16; i++) plain.kv_write(f, d, first + i, (float *)k.p + i * ld, (float *)v.p + i * ld, want.p);
         for (int l = 0; l < n_level; l++) {
+            if (!level[l].kv_write_16) continue;
             struct kt_buf got = kt_alloc(size);
             memset(got.p, 0x5a, size);
+            n_done++;
             level[l].kv_write_16(f, d, first, (float *)k.p, ld, (float *)v.p, ld, got.p);
             if (c % 5 != 0 && memcmp(want.p, got.p, size) != 0) fail_msg("%s: 16 tokens f %d d %d", level[l].level, f, (int)d);
             for (int i = 0; i < 16; i++) {
@@ -88,6 +91,7 @@ static void test_pages_of_16(void **state)
         kt_free(&k);
         kt_free(&v);
     }
+    if (n_done == 0) skip(); /* no level of this machine has a way of its own */
 }
 
 /* T1.18, CFG-076: codes. An element is at most half a step from what was written, and a step is what the group's range says, but for

@@ -219,7 +219,8 @@ struct cpu_kernels {
     /* Write K and V of one token (d floats each) into slot `i_key` (0..63) of a page area, rounded to nearest even; as codes by
      * section 4d. */
     void (*kv_write)(enum kv_format f, int64_t d, int i_key, const float *k, const float *v, uint8_t *area);
-    /* The same of 16 tokens, slots i_key .. i_key + 15, i_key % 16 == 0, rows ld_k and ld_v floats apart; no codes. */
+    /* The same of 16 tokens, slots i_key .. i_key + 15, i_key % 16 == 0, rows ld_k and ld_v floats apart; no codes. NULL: one by
+     * one is as fast. */
     void (*kv_write_16)(enum kv_format f, int64_t d, int i_key, const float *k, int64_t ld_k, const float *v, int64_t ld_v, uint8_t *area);
     /* Write n values of one token as the column `i_key` of a latent area, rounded to nearest even. */
     void (*latent_write)(enum kv_format f, int64_t n, int i_key, const float *x, uint8_t *area);

@@ -68,7 +68,7 @@ void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i,
 static bool sixteen(const struct compiled *c, const struct plan_step *s, int32_t i, int32_t end)
 {
     const struct cpu_batch *b = &c->batch;
-    return end - i >= 16 && b->row_of[i + 15] == b->row_of[i] && b->index[i] % 16 == 0 && !kv_is_codes((int)format_of(c, s));
+    return c->dev->kernels.kv_write_16 && end - i >= 16 && b->row_of[i + 15] == b->row_of[i] && b->index[i] % 16 == 0 && !kv_is_codes((int)format_of(c, s));
 }
 
 /* Head h of K and V of tokens [first, end). tmp: 32 heads. */

@@ -63,14 +63,7 @@ static void kv_write_avx2(enum kv_format f, int64_t d, int i_key, const float *k
     }
 }
 
-static void kv_write_16_avx2(enum kv_format f, int64_t d, int i_key, const float *k, int64_t ld_k, const float *v, int64_t ld_v,
-                              uint8_t *area)
-{
-    for (int i = 0; i < 16; i++) kv_write_avx2(f, d, i_key + i, k + i * ld_k, v + i * ld_v, area);
-}
-
 void avx2_fill_pages(struct cpu_kernels *t)
 {
     t->kv_write = kv_write_avx2;
-    t->kv_write_16 = kv_write_16_avx2;
 }

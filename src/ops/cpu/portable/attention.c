@@ -46,12 +46,6 @@ static void kv_write_portable(enum kv_format f, int64_t d, int i_key, const floa
         area_put(f, area, d + (i / 64) * 64 + i_key, (int)(i % 64), i < d ? v[i] : 0.0f);
 }
 
-static void kv_write_16_portable(enum kv_format f, int64_t d, int i_key, const float *k, int64_t ld_k, const float *v, int64_t ld_v,
-                              uint8_t *area)
-{
-    for (int i = 0; i < 16; i++) kv_write_portable(f, d, i_key + i, k + i * ld_k, v + i * ld_v, area);
-}
-
 static void latent_write_portable(enum kv_format f, int64_t n, int i_key, const float *x, uint8_t *area)
 {
     for (int64_t i = 0; i < n; i++) area_put(f, area, i, i_key, x[i]);
@@ -156,7 +150,6 @@ static void attend_finish_portable(int64_t d, float Lt, const float *O, float *o
 void PORTABLE(portable_fill_attention)(struct cpu_kernels *t)
 {
     t->kv_write = kv_write_portable;
-    t->kv_write_16 = kv_write_16_portable;
     t->kv_read = kv_read_portable;
     t->latent_write = latent_write_portable;
     t->attend_unit = attend_unit_portable;
