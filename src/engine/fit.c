@@ -87,7 +87,7 @@ static double kv_rate(const double rates[KV_FORMAT_COUNT], int format)
     return rates[format] > 0 ? rates[format] : rates[KV_F16];
 }
 
-/* Weights of n_bytes in all, read once a token: up to OPS_NEAR_BYTES as fast as those were, from far_bytes on as memory gives them, and
+/* Of a model whose weights take n_bytes, whether a token reads all of them or some experts, which others follow: up to OPS_NEAR_BYTES as fast as those were, from far_bytes on as memory gives them, and
  * between them, where a machine shares its caches with others, along the logarithm. */
 static double weight_rate(const struct ops_rates *r, int class, int tier, double n_bytes)
 {
@@ -109,9 +109,7 @@ double fit_decode_s(const struct fit_model *m, const struct ops_rates *rates, in
     double s = (REGIONS_A_LAYER * z->n_layer + REGIONS_BESIDE) * rates->region_s;
     s += (double)VALUES_A_LAYER * z->n_layer * z->d_model * rates->value_s[m->tier];
     s += z->n_vocab * rates->vocab_s / n_threads;
-    double n_bytes = 0;
-    for (int c = 0; c < OPS_CLASSES; c++) n_bytes += z->read[c].bytes;
-    for (int c = 0; c < OPS_CLASSES; c++) s += over(z->read[c].bytes, weight_rate(rates, c, m->tier, n_bytes));
+    for (int c = 0; c < OPS_CLASSES; c++) s += over(z->read[c].bytes, weight_rate(rates, c, m->tier, (double)z->weight_bytes));
     for (int32_t k = 0; k < z->n_kinds; k++)
         s += over(z->attend[k].bytes * seen(&z->kinds[k], n_context), kv_rate(rates->kv_bytes_s, z->kinds[k].format));
     return n_threads > 1 ? s / together_share : s;
