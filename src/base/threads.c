@@ -32,7 +32,8 @@
 #include "base/cores.h"
 #include "base/mem.h"
 
-enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32, TURN_NS = 500000, RESET_ON_FORK = 1 /* of sched_setattr */, THREADS_MAX = 4096 };
+enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32, THREADS_MAX = 4096 };
+enum { TURN_NS = 500000, RESET_ON_FORK = 1 }; /* for sched_setattr */
 
 struct slot {
     _Alignas(LINE_BYTES) atomic_ullong word;

@@ -97,8 +97,8 @@ struct ops {
     const char *name;         /* "cpu", "cuda" */
     bool async;
     bool early;               /* may begin a step before the draws of the one ahead are read: rows are to have the page of the token
-                                 behind their next one, where a page is free now: none is taken from the prefix tree for a guess, so
-                                 that a server whose pool that has filled begins no step early in which a row begins a page */
+                                 behind their next one, where a page is free now. The prefix tree gives up none for a guess: once it
+                                 has filled the pool, no step in which a row begins a page is begun early */
     bool kv_codes;            /* has pages of KV_Q8 and KV_Q4 */
     bool scratch_as_used;     /* scratch becomes memory where a step first writes; else all of it is taken at compile */
 

@@ -232,8 +232,8 @@ static void row_pv(struct work *w, const struct pv_rows *x, int r0, int r, const
 {
     size_t bb = 64 * row64_bytes(w->u->format);
     float one = 1.0f;
-    struct mk_args m = { x->a + r * ATTN_TILE, x->a2 + r * ATTN_TILE, 1, ATTN_TILE, v + (size_t)blk * bb, lo, hi, ATTN_TILE,
-                         w->o + (r0 + r) * w->vp + 64 * blk, w->vp, al ? al : &one, NULL, 0, false, NULL, 0, 0 };
+    struct mk_args m = { .a = x->a + r * ATTN_TILE, .a2 = x->a2 + r * ATTN_TILE, .b = v + (size_t)blk * bb, .k0 = lo, .k1 = hi, .k_all = ATTN_TILE,
+                         .c = w->o + (r0 + r) * w->vp + 64 * blk, .ld_c = w->vp, .al = al ? al : &one };
     mk_pv(w->u->format, 1, m);
 }
 
@@ -263,8 +263,8 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
         }
         if (!shared) continue;
         size_t bb = 64 * row64_bytes(w->u->format);
-        struct mk_args m = { x.a, x.a2, 1, ATTN_TILE, v + (size_t)blk * bb, all.lo, all.hi, ATTN_TILE,
-                             w->o + r0 * w->vp + 64 * blk, w->vp, scale, next ? next + (size_t)blk * bb : NULL, ATTN_TILE, false, NULL, 0, 0 };
+        struct mk_args m = { .a = x.a, .a2 = x.a2, .b = v + (size_t)blk * bb, .k0 = all.lo, .k1 = all.hi, .k_all = ATTN_TILE, .c = w->o + r0 * w->vp + 64 * blk,
+                             .ld_c = w->vp, .al = scale, .pf = next ? next + (size_t)blk * bb : NULL, .n_pf = ATTN_TILE };
         mk_ahead(w, &m, 2, all.hi - all.lo);
         mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)

@@ -282,9 +282,9 @@ static mb_status build(struct builder *b, mb_error *err)
     return MB_OK;
 }
 
-static void keep(bool *unused, buf_id b)
+static void keep(bool *unread, buf_id b)
 {
-    if (b >= 0) unused[b] = false;
+    if (b >= 0) unread[b] = false;
 }
 
 /* Does all that attention finds go on as linear inputs? */
@@ -298,20 +298,20 @@ static bool attend_inputs_only(const struct plan *p, const struct plan_step *s)
 }
 
 /* What step s reads or writes. fused: it is the glu of a gated MLP, or attention that rotates its q heads. */
-static void keep_of(const struct plan *p, bool *unused, const struct plan_step *s, bool fused, bool rope)
+static void keep_of(const struct plan *p, bool *unread, const struct plan_step *s, bool fused, bool rope)
 {
-    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++) keep(unused, s->outs[i]);
-    if (!rope && !attend_inputs_only(p, s)) keep(unused, s->out);
-    if (!fused || s->tap) keep(unused, s->in);
-    if (s->op == STEP_GLU && !fused) keep(unused, s->u.glu.up);
-    if (s->op == STEP_NORM && s->post_add) keep(unused, s->add_to);
+    for (int i = 0; i < PLAN_MAX_OUTS && s->outs[i] >= 0; i++) keep(unread, s->outs[i]);
+    if (!rope && !attend_inputs_only(p, s)) keep(unread, s->out);
+    if (!fused || s->tap) keep(unread, s->in);
+    if (s->op == STEP_GLU && !fused) keep(unread, s->u.glu.up);
+    if (s->op == STEP_NORM && s->post_add) keep(unread, s->add_to);
 }
 
 /* Gate and up of fused passes, q heads that tiles of attention rotate, and what these find: a step of another kind names buffers of its
  * own in its union. */
-void cpu_passes_unread(const struct plan *p, bool unused[PLAN_MAX_BUFS])
+void cpu_passes_unread(const struct plan *p, bool unread[PLAN_MAX_BUFS])
 {
-    memset(unused, 0, PLAN_MAX_BUFS * sizeof *unused);
+    memset(unread, 0, PLAN_MAX_BUFS * sizeof *unread);
     for (int pass = 0; pass < 2; pass++)
         for (int32_t i = 0, n; i < p->n_steps; i += n) {
             const struct plan_step *s = &p->steps[i];
@@ -319,11 +319,11 @@ void cpu_passes_unread(const struct plan *p, bool unused[PLAN_MAX_BUFS])
             int32_t n_linears = s->op == STEP_LINEAR ? linears_of(s, p->n_steps - i, &glu) : 0;
             n = n_linears > 0 ? n_linears + glu : 1;
             bool rope = rope_fits(s, p->n_steps - i), roped = i > 0 && rope_fits(s - 1, p->n_steps - i + 1);
-            if (pass == 0 && glu) unused[s[n_linears].in] = unused[s[n_linears].u.glu.up] = true;
-            if (pass == 0 && (rope || attend_inputs_only(p, s))) unused[s->out] = true;
+            if (pass == 0 && glu) unread[s[n_linears].in] = unread[s[n_linears].u.glu.up] = true;
+            if (pass == 0 && (rope || attend_inputs_only(p, s))) unread[s->out] = true;
             for (int32_t k = 0; pass == 1 && k < n; k++) {
-                keep_of(p, unused, &s[k], roped || (glu && k == n_linears), rope);
-                for (int32_t j = 0; s[k].op == STEP_LINEAR && !glu && j < s[k].u.linear.n_parts; j++) keep(unused, s[k].u.linear.part[j].out);
+                keep_of(p, unread, &s[k], roped || (glu && k == n_linears), rope);
+                for (int32_t j = 0; s[k].op == STEP_LINEAR && !glu && j < s[k].u.linear.n_parts; j++) keep(unread, s[k].u.linear.part[j].out);
             }
         }
 }
