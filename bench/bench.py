@@ -47,21 +47,23 @@ class Results:
             old = json.loads(self.path.read_text())
         except (OSError, ValueError):
             return
-        commit = old.get("commit") if os.environ["BENCH_RESUME"] == "any" else self.commit
-        same = all(old.get(k) == v for k, v in (("commit", commit), ("rounds", ROUNDS), ("quick", QUICK), ("shrink", SHRINK), ("machine", self.goals.about["machine"])))
-        if not same:
+        same = {"rounds": ROUNDS, "quick": QUICK, "shrink": SHRINK, "machine": self.goals.about["machine"]}
+        if os.environ["BENCH_RESUME"] != "any":
+            same["commit"] = self.commit
+        if any(old.get(key) != value for key, value in same.items()):
             print(f"{self.path.name} is of another commit, machine or number of rounds: all is measured again")
             return
         drop = (os.environ.get("BENCH_AGAIN") or "").split(",")
         self.seconds = {name: s for name, s in old.get("goal_seconds", {}).items() if name not in drop}
         self.commits = {name: old.get("goal_commits", {}).get(name, old["commit"]) for name in self.seconds}
         self.goals.rows = [r for r in old["rows"] if r.get("goal") in self.seconds]
-        self.goals.skipped = [s for s in old.get("skipped", []) if self.seconds]
+        self.goals.skipped = [s for s in old.get("skipped", []) if s["goal"] in self.seconds]
 
     def write(self, latest):
         g = self.goals
         result = {**g.about, "date": self.date, "commit": self.commit, "peer": f"llama-cpp-python 0.3.36, {g.format() or 'Q4_0 or Q4_1'}",
-                  "rounds": ROUNDS, "quick": QUICK, "shrink": SHRINK, "goal_seconds": self.seconds, "goal_commits": self.commits, "skipped": g.skipped, "failed": self.failed}
+                  "rounds": ROUNDS, "quick": QUICK, "shrink": SHRINK, "goal_seconds": self.seconds, "goal_commits": self.commits,
+                  "skipped": g.skipped, "failed": self.failed}
         if os.environ.get("BENCH_NOTE"):
             result["note"] = os.environ["BENCH_NOTE"]
         text = json.dumps({**result, "rows": g.rows}, indent=1) + "\n"

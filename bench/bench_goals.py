@@ -68,7 +68,7 @@ class Goals:
         print(text + "  [" + "; ".join(shares + beside) + "]", flush=True)
 
     def skip(self, what, why):
-        self.skipped.append(f"{what}: {why}")
+        self.skipped.append({"goal": self.goal, "what": what, "why": why})
         print(f"{what}: not measured here: {why}", flush=True)
 
     # --- runs ---

@@ -26,7 +26,8 @@ def run(*args, timeout=1800):
 def text_of(*args, timeout=1800):
     done = subprocess.run([str(a) for a in args], capture_output=True, text=True, timeout=timeout)
     if done.returncode != 0:
-        raise NotMeasured(f"{args[0]} failed: {done.stderr.strip()[-400:]}")
+        how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else "failed"
+        raise NotMeasured(f"{args[0]} {how}: {done.stderr.strip()[-400:] or 'it said nothing'}")
     return done.stdout
 
 
