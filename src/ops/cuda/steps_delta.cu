@@ -5,6 +5,7 @@
 #include "ops/cuda/kernels_dev.cuh"
 #include "ops/cuda/mathfn.cuh"
 #include "ops/cuda/steps.h"
+#include "ops/cuda/steps_dev.cuh"
 
 #define DIM_MAX 256
 
@@ -13,17 +14,6 @@ struct delta_shared {
 };
 
 static __device__ float chains(const float c[4]) { return (c[0] + c[1]) + (c[2] + c[3]); }
-
-static __device__ float block_sum(float v, float *warps)
-{
-    for (int step = 16; step > 0; step /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, step);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = v;
-    __syncthreads();
-    float sum = 0.0f;
-    for (unsigned i = 0; i < blockDim.x / 32; i++) sum = sum + warps[i];
-    return sum;
-}
 
 static __device__ int64_t channels_of(const struct cs_delta &a)
 {
@@ -55,7 +45,7 @@ static __device__ void unit(float *y, int d, float eps, float c, float *warps)
 {
     int t = (int)threadIdx.x;
     float v = t < d ? y[t] : 0.0f;
-    float r = 1.0f / sqrtf(block_sum(v * v, warps) * (1.0f / (float)d) + eps);
+    float r = 1.0f / sqrtf(cs_block_sum(v * v, warps) * (1.0f / (float)d) + eps);
     if (t < d) y[t] = (v * r) * c;
     __syncthreads();
 }
@@ -118,7 +108,7 @@ static __global__ void delta_kernel(struct cs_delta a)
         int64_t token = row.token0 + j;
         load_token(a, row, tail, hk, iv, j, s);
         float o = t < a.dim_v ? step_column(a, s, state + t) : 0.0f;
-        float r = 1.0f / sqrtf(block_sum(o * o, s.warps) * (1.0f / (float)a.dim_v) + a.norm_eps);
+        float r = 1.0f / sqrtf(cs_block_sum(o * o, s.warps) * (1.0f / (float)a.dim_v) + a.norm_eps);
         if (t >= a.dim_v) continue;
         float z = a.z.v[token * a.z.ld + hk * a.z.step + (int64_t)iv * a.dim_v + t];
         a.out[token * a.ld_out + (int64_t)head * a.dim_v + t] = d_silu(z) * ((o * r) * a.norm[t]);

@@ -3,6 +3,7 @@
  * score descending, then index ascending: a function of the token and the keys up to it alone.
  */
 #include "ops/cuda/latent_dev.cuh"
+#include "ops/cuda/steps_dev.cuh"
 
 #define KEYS 256 /* of a block */
 
@@ -22,9 +23,7 @@ static __device__ void bring_q(const struct cl_index &a, int token, float *q, fl
         if (i % a.dim >= a.n_rot) q[i] = x[i];
     for (int i = (int)threadIdx.x; i < a.n_head * half; i += KEYS) {
         const int first = i / half * a.dim, j = i % half, i0 = first + (a.interleaved ? 2 * j : j), i1 = a.interleaved ? i0 + 1 : i0 + half;
-        const float x0 = x[i0], x1 = x[i1], c = cs[j], s = cs[half + j];
-        q[i0] = __fmaf_rn(x0, c, -(x1 * s));
-        q[i1] = __fmaf_rn(x1, c, x0 * s);
+        cs_turn(i0, i1, x[i0], x[i1], cs[j], cs[half + j], [&](int at, float v) { q[at] = v; });
     }
     for (int i = (int)threadIdx.x; i < a.n_head; i += KEYS) w[i] = a.weights[(int64_t)token * a.ld_weights + i];
     __syncthreads();

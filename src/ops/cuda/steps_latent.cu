@@ -2,30 +2,10 @@
  * indexer's key to the page. Blocks (0 .. , token) are 8 heads, a warp each; the last one of a token writes its page.
  */
 #include "ops/cuda/latent_dev.cuh"
+#include "ops/cuda/steps_dev.cuh"
 
 #define HEADS 8
 #define THREADS (HEADS * 32)
-
-/* Sum over the block, the same for every thread: lanes by halves, then warps in order. */
-static __device__ float block_sum(float v, float *shared)
-{
-    for (int step = 16; step > 0; step /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, step);
-    __syncthreads(); /* the last use of shared is over */
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
-    __syncthreads();
-    float sum = 0.0f;
-    for (int i = 0; i < HEADS; i++) sum = sum + shared[i];
-    return sum;
-}
-
-/* Pair i of n_rot rotated values from x to put(place, value). */
-template <class Put> static __device__ __forceinline__ void rotate(const float *x, const float *cs, int n_rot, bool interleaved, int i, Put put)
-{
-    const int half = n_rot / 2, i0 = interleaved ? 2 * i : i, i1 = interleaved ? i0 + 1 : i + half;
-    const float x0 = x[i0], x1 = x[i1], c = cs[i], s = cs[half + i];
-    put(i0, __fmaf_rn(x0, c, -(x1 * s)));
-    put(i1, __fmaf_rn(x1, c, x0 * s));
-}
 
 static __device__ void turn_head(const struct cl_latent &a, int token, int head, const float *cs, int lane)
 {
@@ -33,7 +13,7 @@ static __device__ void turn_head(const struct cl_latent &a, int token, int head,
     float *out = a.out + (int64_t)token * a.ld_out + (int64_t)head * (a.d_latent + a.d_rope);
     for (int i = lane; i < a.d_latent; i += 32) out[i] = out[i] * a.q_scale;
     for (int i = lane; i < a.d_rope / 2; i += 32)
-        rotate(q, cs, a.d_rope, a.interleaved != 0, i, [&](int at, float v) { out[a.d_latent + at] = v * a.q_scale; });
+        cs_rotate(q, cs, a.d_rope / 2, a.interleaved != 0, i, [&](int at, float v) { out[a.d_latent + at] = v * a.q_scale; });
 }
 
 /* The indexer's key: a layer norm, then its first d_rope columns rotated. */
@@ -43,16 +23,16 @@ static __device__ void write_index(const struct cl_latent &a, int token, const f
     const float *x = a.index_key + (int64_t)token * a.ld_index;
     float sum = 0.0f, ss = 0.0f;
     for (int i = tid; i < n; i += THREADS) sum = sum + x[i];
-    const float mean = block_sum(sum, warps) * (1.0f / (float)n);
+    const float mean = cs_block_sum<HEADS>(sum, warps) * (1.0f / (float)n);
     for (int i = tid; i < n; i += THREADS) ss = __fmaf_rn(x[i] - mean, x[i] - mean, ss);
-    const float r = 1.0f / sqrtf(block_sum(ss, warps) * (1.0f / (float)n) + a.index_eps);
+    const float r = 1.0f / sqrtf(cs_block_sum<HEADS>(ss, warps) * (1.0f / (float)n) + a.index_eps);
     for (int i = tid; i < n; i += THREADS) {
         y[i] = ((x[i] - mean) * r) * a.index_norm[i] + a.index_bias[i];
         if (i >= a.d_rope) cl_put(row, a.p.format, key, first + i, y[i]);
     }
     __syncthreads();
     for (int i = tid; i < a.d_rope / 2; i += THREADS)
-        rotate(y, cs, a.d_rope, a.index_interleaved != 0, i, [&](int at, float v) { cl_put(row, a.p.format, key, first + at, v); });
+        cs_rotate(y, cs, a.d_rope / 2, a.index_interleaved != 0, i, [&](int at, float v) { cl_put(row, a.p.format, key, first + at, v); });
 }
 
 static __device__ void write_page(const struct cl_latent &a, int token, const float *cs, float *y, float *warps)
@@ -62,10 +42,10 @@ static __device__ void write_page(const struct cl_latent &a, int token, const fl
     uint8_t *row = cl_key(a.p, token, index);
     float ss = 0.0f;
     for (int i = tid; i < n; i += THREADS) ss = __fmaf_rn(kv[i], kv[i], ss);
-    const float r = 1.0f / sqrtf(block_sum(ss, warps) * (1.0f / (float)n) + a.norm_eps);
+    const float r = 1.0f / sqrtf(cs_block_sum<HEADS>(ss, warps) * (1.0f / (float)n) + a.norm_eps);
     for (int i = tid; i < n; i += THREADS) cl_put(row, a.p.format, key, i, (kv[i] * r) * a.norm[i]);
     for (int i = tid; i < a.d_rope / 2; i += THREADS)
-        rotate(kv + n, cs, a.d_rope, a.interleaved != 0, i, [&](int at, float v) { cl_put(row, a.p.format, key, n + at, v); });
+        cs_rotate(kv + n, cs, a.d_rope / 2, a.interleaved != 0, i, [&](int at, float v) { cl_put(row, a.p.format, key, n + at, v); });
     if (a.index_key) write_index(a, token, cs, row, key, y, warps);
 }
 

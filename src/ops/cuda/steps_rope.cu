@@ -3,6 +3,7 @@
  */
 #include "ops/cuda/kernels_dev.cuh"
 #include "ops/cuda/steps.h"
+#include "ops/cuda/steps_dev.cuh"
 
 #define HEADS 8
 #define DIM_MAX 1024
@@ -65,9 +66,7 @@ static __device__ __forceinline__ void rotate(float *y, const struct turn &t, in
     const int half = n_rot / 2;
     auto pair = [&](int i, float c, float s) {
         int i0 = interleaved ? 2 * i : i, i1 = interleaved ? i0 + 1 : i + half;
-        float x0 = y[i0], x1 = y[i1];
-        y[i0] = __fmaf_rn(x0, c, -(x1 * s));
-        y[i1] = __fmaf_rn(x1, c, x0 * s);
+        cs_turn(i0, i1, y[i0], y[i1], c, s, [&](int at, float v) { y[at] = v; });
     };
     if (!t.cs) return;
 #pragma unroll

@@ -4,18 +4,7 @@
  */
 #include "ops/cuda/kernels_norm.cuh"
 #include "ops/cuda/steps.h"
-
-/* Sum over the block, the same for every thread. shared: a float a warp. */
-static __device__ float block_sum(float v, float *shared)
-{
-    for (int step = 16; step > 0; step /= 2) v = v + __shfl_xor_sync(0xffffffffu, v, step);
-    __syncthreads(); /* the last use of shared is over */
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
-    __syncthreads();
-    float sum = 0.0f;
-    for (unsigned i = 0; i < blockDim.x / 32; i++) sum = sum + shared[i];
-    return sum;
-}
+#include "ops/cuda/steps_dev.cuh"
 
 static __device__ __forceinline__ void x_put(const ck_x &x, float inv_mul, int token, int64_t k, float v)
 {
@@ -48,7 +37,7 @@ template <bool CENTRED> static __global__ void norm_kernel(struct cs_norm a, ck_
 #pragma unroll
         for (int j = 0; j < KEEP; j++) sum = sum + v[j];
         for (int i = tid + KEEP * by; i < n; i += by) sum = sum + in[i];
-        mean = block_sum(sum, warps) * (1.0f / (float)n);
+        mean = cs_block_sum(sum, warps) * (1.0f / (float)n);
     }
     if (!a.identity) {
         float ss = 0.0f;
@@ -60,7 +49,7 @@ template <bool CENTRED> static __global__ void norm_kernel(struct cs_norm a, ck_
         for (int j = 0; j < KEEP; j++)
             if (!CENTRED || tid + j * by < n) square(v[j]); /* 0 beyond the row */
         for (int i = tid + KEEP * by; i < n; i += by) square(in[i]);
-        ss = block_sum(ss, warps);
+        ss = cs_block_sum(ss, warps);
         r = 1.0f / sqrtf(ss * (1.0f / (float)n) + a.eps);
     }
     /* A step of the threads is whole tiles of an input, so that its places are a step apart too. */
