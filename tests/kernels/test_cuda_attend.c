@@ -3,9 +3,7 @@
  * (few splits: clusters; some: the form of many blocks; many: blocks that take stretches of all splits). Older pages are shared by all rows, the one
  * that is written is a row's own. All of it is skipped without a GPU.
  */
-#include "kernels/cuda_rig.h"
-
-#include "ops/cuda/cuda_int.h"
+#include "kernels/cuda_calls.h"
 
 enum { SHARED = 96, ROWS_MAX = 40, KEYS_MAX = SHARED * 64 };
 
@@ -34,27 +32,6 @@ static const struct shape SHAPES[] = {
     { "stream, a window and a soft cap", 32, 16, 64, CK_KV_F16, 40, 6140, 3000, 30.0f, false },
     { "stream, heads of 80", 8, 8, 80, CK_KV_F16, 40, 6001, 0, 0, false },
 };
-
-static struct device *dev;
-static const struct cuda_library *lib;
-
-static void check(int code, const char *what)
-{
-    if (code != 0) fail_msg("%s: %s", what, lib->error_text(code));
-}
-
-static void *room(size_t bytes)
-{
-    void *p;
-    check(lib->alloc(&p, bytes), "memory");
-    return p;
-}
-
-static void put(void *to, const void *from, size_t bytes)
-{
-    check(lib->copy(to, from, bytes, dev->stream), "copy");
-    check(lib->stream_wait(dev->stream), "copy");
-}
 
 static uint32_t draw(uint32_t *x)
 {
@@ -198,16 +175,12 @@ static void check_shape(const struct shape *s)
 
 static void test_one_launch_has_the_bits_of_two(void **state)
 {
-    mb_error err = { 0 };
     NEEDS_GPU();
-    if (open_gpu(&dev, &err) != MB_OK) fail_msg("%s", err.text);
-    lib = dev->lib;
     for (size_t i = 0; i < sizeof SHAPES / sizeof SHAPES[0]; i++) check_shape(&SHAPES[i]);
-    ops_cuda.device_close(dev);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_launch_has_the_bits_of_two) };
-    return cmocka_run_group_tests(tests, look_for_gpu, NULL);
+    return cmocka_run_group_tests(tests, open_card, close_card);
 }

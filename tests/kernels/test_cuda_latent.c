@@ -2,12 +2,11 @@
  * others, whatever way a batch of its size goes (a block a split, a block a token); heads have the bits of the products that they
  * are; an indexer chooses what its scores, made on the host, say. MLX_BUN_TEST_TIMES=1 prints what shapes of real models take. All of it is skipped without a GPU.
  */
-#include "kernels/cuda_rig.h"
+#include "kernels/cuda_calls.h"
 
 #include <math.h>
 
 #include "base/clock.h"
-#include "ops/cuda/cuda_int.h"
 
 enum { KEYS_MAX = 8192, M_MAX = 512 };
 
@@ -26,27 +25,6 @@ static const struct shape SHAPES[] = {
     { "f32 pages", 16, 512, 64, CK_KV_F32, 3, 300, 0 },
     { "bf16 pages", 16, 64, 32, CK_KV_BF16, 3, 300, 100 },
 };
-
-static struct device *dev;
-static const struct cuda_library *lib;
-
-static void check(int code, const char *what)
-{
-    if (code != 0) fail_msg("%s: %s", what, lib->error_text(code));
-}
-
-static void *room(size_t bytes)
-{
-    void *p;
-    check(lib->alloc(&p, bytes), "memory");
-    return p;
-}
-
-static void put(void *to, const void *from, size_t bytes)
-{
-    check(lib->copy(to, from, bytes, dev->stream), "copy");
-    check(lib->stream_wait(dev->stream), "copy");
-}
 
 static float *floats(size_t n, uint32_t seed)
 {
@@ -539,23 +517,6 @@ static void test_times(void **state)
             for (int wgmma = dev->ctx.wgmma; wgmma >= 0; wgmma--) print_time(heads[i], batch[j][0], batch[j][1], wgmma);
 }
 
-static int open_all(void **state)
-{
-    mb_error err = { 0 };
-    look_for_gpu(state);
-    if (!have_gpu) return 0;
-    if (open_gpu(&dev, &err) != MB_OK) return -1;
-    lib = dev->lib;
-    return 0;
-}
-
-static int close_all(void **state)
-{
-    (void)state;
-    if (dev) ops_cuda.device_close(dev);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -564,5 +525,5 @@ int main(void)
         cmocka_unit_test(test_indexers_choose_as_written),
         cmocka_unit_test(test_times),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return cmocka_run_group_tests(tests, open_card, close_card);
 }
