@@ -6,6 +6,7 @@
 #include "ops/cuda/steps_dev.cuh"
 
 #define KEYS 256 /* of a block */
+static_assert(KEYS == CK_ATTN_SPLIT, "a token's row of scores is n_split times as many");
 
 /* Rises with x; a NaN is below everything. */
 static __device__ __forceinline__ uint32_t order(float x)
