@@ -261,7 +261,7 @@ static __device__ __forceinline__ void merge(float &M, float &L, float m, float 
     L = __fmaf_rn(l, eb, __fmul_rn(L, ea));
 }
 
-#define FACTORS 32 /* splits at a time */
+#define ATTEND_FACTORS 32 /* splits at a time */
 /* merge, of up to 32 splits of a row in one go, by a warp: lane i has split i's m and l (none: -inf, 0) and gets its factors; M and L are all
  * lanes' and go on. Maxima are exact in any order; what is rounded goes left to right. */
 static __device__ __forceinline__ float2 merge_factors(float &M, float &L, float m, float l, int n, int lane)

@@ -7,16 +7,19 @@
 #include "ops/cuda/kernels_attend.cuh"
 #include "ops/cuda/steps.h"
 
-#define ROWS_MAX 32 /* tokens of a launch */
+#define LINE_ROWS_MAX 32 /* tokens of a launch */
 
 /* Numbers of a launch's tokens: keys, the tiles that they lie in, and where those of a row begin in the line of all. Behind the last row: no tiles. */
-struct line_rows { int lo[ROWS_MAX], hi[ROWS_MAX], index[ROWS_MAX], table[ROWS_MAX], tile0[ROWS_MAX + 1], tile_end[ROWS_MAX + 1], first[ROWS_MAX + 1]; };
+struct line_rows {
+    int lo[LINE_ROWS_MAX], hi[LINE_ROWS_MAX], index[LINE_ROWS_MAX], table[LINE_ROWS_MAX];
+    int tile0[LINE_ROWS_MAX + 1], tile_end[LINE_ROWS_MAX + 1], first[LINE_ROWS_MAX + 1];
+};
 
 #if __CUDA_ARCH__ >= 900
 /* By one warp. */
 static __device__ __forceinline__ void rows_load(struct line_rows &r, const struct attend_args &g, const struct cs_rope &p, int tok0, int n_tok, int lane)
 {
-    static_assert(ROWS_MAX == 32, "a row a lane");
+    static_assert(LINE_ROWS_MAX == 32, "a row a lane");
     const int tok = tok0 + lane;
     const bool in = lane < n_tok;
     const int lo = in ? g.a.lo[tok] : 0, hi = in ? g.a.hi[tok] : 0;
@@ -32,7 +35,7 @@ static __device__ __forceinline__ void rows_load(struct line_rows &r, const stru
         if (lane >= step) sum += before;
     }
     r.first[lane + 1] = sum;
-    if (lane == 0) r.first[0] = r.tile0[ROWS_MAX] = r.tile_end[ROWS_MAX] = 0;
+    if (lane == 0) r.first[0] = r.tile0[LINE_ROWS_MAX] = r.tile_end[LINE_ROWS_MAX] = 0;
 }
 
 /* A split in the line; start: the place of its first tile. */
@@ -70,7 +73,7 @@ struct line_stretch {
     __device__ __forceinline__ struct line_at begin(void) const
     {
         struct line_at at = { 0, 0, 0, 0 };
-        for (int step = ROWS_MAX / 2; step > 0; step /= 2)
+        for (int step = LINE_ROWS_MAX / 2; step > 0; step /= 2)
             if (at.row + step < n_tok && r.first[at.row + step] <= x) at.row += step;
         const int tile0 = r.tile0[at.row], n = r.tile_end[at.row] - tile0, in = x - r.first[at.row];
         at.kvh = in / n;

@@ -197,7 +197,7 @@ static __device__ __forceinline__ float2 in_order(const float o[4], int e, int l
 
 /* All splits of a head from the work area, by the whole block: a warp a row makes factors while values come. */
 template <int DP>
-static __device__ __forceinline__ void stream_merge(const struct attend_args &g, int tok, int head0, int n, const float *parts, int stride, float2 (*f)[FACTORS],
+static __device__ __forceinline__ void stream_merge(const struct attend_args &g, int tok, int head0, int n, const float *parts, int stride, float2 (*f)[ATTEND_FACTORS],
                                                     float2 *last)
 {
     constexpr int STEP = 2 * WARPS * 32; /* values of all threads */
@@ -209,14 +209,14 @@ static __device__ __forceinline__ void stream_merge(const struct attend_args &g,
         float M = -INFINITY, L = 0.0f;
         float2 O = make_float2(0.0f, 0.0f);
 #pragma unroll 1
-        for (int s0 = 0; s0 < n; s0 += FACTORS) {
-            const int now = min(n - s0, FACTORS);
+        for (int s0 = 0; s0 < n; s0 += ATTEND_FACTORS) {
+            const int now = min(n - s0, ATTEND_FACTORS);
             const float *part = parts + (int64_t)s0 * stride;
             const bool mine = warp < n_q && lane < now;
             const float m = mine ? __ldcg(part + lane * stride + warp) : -INFINITY, l = mine ? __ldcg(part + lane * stride + 16 + warp) : 0.0f;
-            float2 v[FACTORS];
+            float2 v[ATTEND_FACTORS];
 #pragma unroll
-            for (int i = 0; i < FACTORS; i += 8) {
+            for (int i = 0; i < ATTEND_FACTORS; i += 8) {
                 if (i >= now) break;
 #pragma unroll
                 for (int k = 0; k < 8; k++)
@@ -235,7 +235,7 @@ static __device__ __forceinline__ void stream_merge(const struct attend_args &g,
             __syncthreads();
             const float2 *w = f[row < n_q ? row : 0];
 #pragma unroll
-            for (int i = 0; i < FACTORS; i += 8) {
+            for (int i = 0; i < ATTEND_FACTORS; i += 8) {
                 if (i >= now) break;
 #pragma unroll
                 for (int k = 0; k < 8; k++) {
@@ -560,8 +560,8 @@ template <int DP, bool BF> struct stream_block {
         __syncthreads();
         if (!*last) return;
         float2 *factors = (float2 *)(void *)area.p;
-        stream_merge<DP>(g, t.tok0 + row, kvh * g.group, n, parts() + (int64_t)split0 * stride(), stride(), (float2(*)[FACTORS])factors,
-                         factors + HEADS_MAX * FACTORS);
+        stream_merge<DP>(g, t.tok0 + row, kvh * g.group, n, parts() + (int64_t)split0 * stride(), stride(), (float2(*)[ATTEND_FACTORS])factors,
+                         factors + HEADS_MAX * ATTEND_FACTORS);
     }
 };
 #endif
@@ -621,7 +621,7 @@ template <int DP, bool BF> static int stream_launch(const struct ck_ctx *c, stru
     g->part_rows = g->group;
     int room = ck_attend_room(c, g, DP, 1, n), e = 0;
     if (room <= 0) return (int)cudaErrorInvalidValue;
-    if (room > ROWS_MAX) room = ROWS_MAX;
+    if (room > LINE_ROWS_MAX) room = LINE_ROWS_MAX;
     for (int i = 0; i < n && e == 0; i += room) {
         t.tok0 = i;
         t.n_tok = n - i < room ? n - i : room;

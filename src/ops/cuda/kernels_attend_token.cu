@@ -181,7 +181,7 @@ static __device__ __forceinline__ void token_product(float (*o)[4], float m_last
 /* Splits [split0, split1) of the first n_rows rows, left to right: a warp a row makes the factors, then a thread has some values each. part(split)
  * is what a split left (part_write); through_memory: written by other blocks. */
 struct token_factors {
-    float2 of[16][FACTORS], last[16]; /* of each split; behind the last one: factor, 1 / L */
+    float2 of[16][ATTEND_FACTORS], last[16]; /* of each split; behind the last one: factor, 1 / L */
 };
 template <int DP, int W, bool THROUGH_MEMORY, typename PART>
 static __device__ __forceinline__ void token_merge(const struct attend_args &g, int tok, int head0, int n_rows, int split0, int split1, float inv_mul,
@@ -196,8 +196,8 @@ static __device__ __forceinline__ void token_merge(const struct attend_args &g, 
         M[i] = -INFINITY;
         L[i] = 0.0f;
     }
-    for (int s0 = split0; s0 < split1; s0 += FACTORS) {
-        const int n = min(split1 - s0, FACTORS);
+    for (int s0 = split0; s0 < split1; s0 += ATTEND_FACTORS) {
+        const int n = min(split1 - s0, ATTEND_FACTORS);
         if (s0 > split0) __syncthreads(); /* the factors before these have been used */
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {

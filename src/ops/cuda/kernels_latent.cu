@@ -33,10 +33,10 @@ template <int RG> static __host__ __device__ __forceinline__ struct places place
     struct places p;
     p.q = 0;
     p.k = p.q + 16u * RG * (uint32_t)d_pad * 2;
-    p.s = p.k + 2u * TILE * (uint32_t)d_pad * 2;
+    p.s = p.k + 2u * CL_TILE * (uint32_t)d_pad * 2;
     p.factors = p.s + 16u * RG * S_LD * 4;      /* [4][16 RG]: al, then of a split's end */
-    p.turns = p.factors + 4u * 16 * RG * 4;     /* [2][TILE] how a key's chunks lie: its index mod 8 */
-    *bytes = p.turns + 2u * TILE * 4;
+    p.turns = p.factors + 4u * 16 * RG * 4;     /* [2][CL_TILE] how a key's chunks lie: its index mod 8 */
+    *bytes = p.turns + 2u * CL_TILE * 4;
     return p;
 }
 
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void bring_tile(const struct cl_attend &a, con
 {
     const int tid = (int)threadIdx.x, chunks = d_pad / 8;
     /* Four threads a key. */
-    const int row = tid >> 2, j = tile * TILE + row;
+    const int row = tid >> 2, j = tile * CL_TILE + row;
     const bool there = j < s.n;
     const int index = key_index(s, there ? j : 0);
     const uint8_t *from = cl_key(a.p, token, index);
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void bring_tile(const struct cl_attend &a, con
 template <int RG> static __device__ __forceinline__ void bring_q(const struct cl_attend &a, int token, int head0, int d_pad, __half *q)
 {
     const float *from = a.q + (int64_t)token * a.ld_q;
-    for (int i = (int)threadIdx.x; i < 16 * RG * d_pad; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < 16 * RG * d_pad; i += CL_THREADS) {
         const int row = i / d_pad, dim = i % d_pad, head = head0 + row;
         const float v = head < a.n_head && dim < a.d ? from[(int64_t)head * a.d + dim] : 0.0f;
         q[row * d_pad + (((dim >> 3) ^ (row & 7)) << 3) + (dim & 7)] = __float2half_rn(v);
@@ -152,7 +152,7 @@ static __device__ __forceinline__ void add_values(const struct cl_attend &a, flo
         o[b][3] = __fmul_rn(o[b][3], hi);
     }
 #pragma unroll
-    for (int step = 0; step < TILE / 16; step++) {
+    for (int step = 0; step < CL_TILE / 16; step++) {
         uint32_t p[4];
         ldm4(p, p_at + (uint32_t)((row0 + (lane & 15)) * S_LD * 4 + (2 * step + (lane >> 4)) * 16));
         const int key = 16 * step + (lane & 15), turn = turns[key];
@@ -196,18 +196,18 @@ static __device__ __forceinline__ void leave(const struct cl_attend &a, float (&
 }
 
 /* alone: block z is a split; else the block takes all of them. */
-template <int RG> static __global__ void __launch_bounds__(THREADS) latent_attend_kernel(const __grid_constant__ struct cl_attend a, int alone)
+template <int RG> static __global__ void __launch_bounds__(CL_THREADS) latent_attend_kernel(const __grid_constant__ struct cl_attend a, int alone)
 {
     extern __shared__ __align__(128) uint8_t smem[];
     ck_pdl_launch();
     ck_pdl_wait();
     const int tid = (int)threadIdx.x, token = (int)blockIdx.x, head0 = (int)blockIdx.y * 16 * RG, d_pad = (a.d + 63) / 64 * 64;
     const struct seen s = seen_by(a, token);
-    const int tile0 = alone ? (int)blockIdx.z * TILES : 0, all = (s.n + TILE - 1) / TILE, end = alone ? min(all, tile0 + TILES) : all;
+    const int tile0 = alone ? (int)blockIdx.z * CL_TILES : 0, all = (s.n + CL_TILE - 1) / CL_TILE, end = alone ? min(all, tile0 + CL_TILES) : all;
     if (tile0 >= all) return;
     size_t bytes;
     const struct places at = places_of<RG>(d_pad, &bytes);
-    const uint32_t base = ck_smem(smem), tile_bytes = TILE * (uint32_t)d_pad * 2;
+    const uint32_t base = ck_smem(smem), tile_bytes = CL_TILE * (uint32_t)d_pad * 2;
     float *scores = (float *)(smem + at.s), *factors = (float *)(smem + at.factors);
     int *turns = (int *)(smem + at.turns);
     struct row_state row = { -INFINITY, 0.0f, { -INFINITY, 0.0f, 0.0f, 0.0f } };
@@ -217,11 +217,11 @@ template <int RG> static __global__ void __launch_bounds__(THREADS) latent_atten
     for (int tile = tile0; tile < end; tile++) {
         const int buffer = (tile - tile0) & 1;
         const uint32_t k_at = base + at.k + (uint32_t)buffer * tile_bytes;
-        const int *turn = turns + buffer * TILE;
-        const bool begins = tile % TILES == 0, ends = tile + 1 == end || (tile + 1) % TILES == 0;
+        const int *turn = turns + buffer * CL_TILE;
+        const bool begins = tile % CL_TILES == 0, ends = tile + 1 == end || (tile + 1) % CL_TILES == 0;
         cl_copies_end();
         __syncthreads(); /* the tile is there, and nobody reads the other one any more */
-        if (tile + 1 < end) bring_tile(a, s, token, tile + 1, d_pad, base + at.k + (uint32_t)(buffer ^ 1) * tile_bytes, turns + (buffer ^ 1) * TILE);
+        if (tile + 1 < end) bring_tile(a, s, token, tile + 1, d_pad, base + at.k + (uint32_t)(buffer ^ 1) * tile_bytes, turns + (buffer ^ 1) * CL_TILE);
         score_tile<RG>(a, base + at.q, k_at, turn, d_pad, scores);
         __syncthreads();
         if (tid < 4 * 16 * RG) {
@@ -230,7 +230,7 @@ template <int RG> static __global__ void __launch_bounds__(THREADS) latent_atten
                 row.m = -INFINITY;
                 row.l = 0.0f;
             }
-            const float al = weigh(scores + r * S_LD, tid & 3, s.n - tile * TILE, row);
+            const float al = weigh(scores + r * S_LD, tid & 3, s.n - tile * CL_TILE, row);
             if (ends) merge_next(row.all, row.m, row.l);
             if ((tid & 3) == 0) {
                 factors[r] = al;
@@ -251,7 +251,7 @@ template <int RG> static __global__ void __launch_bounds__(THREADS) latent_atten
 #pragma unroll
                 for (int e = 0; e < 4; e++) o[b][e] = 0.0f;
         add_values<RG>(a, o, base + at.s, k_at, turn, d_pad, factors);
-        if (ends) leave<RG>(a, o, token, head0, (int)blockIdx.z, alone != 0, tile < TILES, factors + 16 * RG);
+        if (ends) leave<RG>(a, o, token, head0, (int)blockIdx.z, alone != 0, tile < CL_TILES, factors + 16 * RG);
     }
 }
 
@@ -313,7 +313,7 @@ template <int RG> static int launch_tiles(const struct ck_ctx *c, const struct c
 {
     size_t smem;
     places_of<RG>((a->d + 63) / 64 * 64, &smem);
-    return ck_launch(c, latent_attend_kernel<RG>, dim3((unsigned)a->m, (unsigned)((a->n_head + 16 * RG - 1) / (16 * RG)), alone ? (unsigned)a->n_split : 1u), THREADS, smem,
+    return ck_launch(c, latent_attend_kernel<RG>, dim3((unsigned)a->m, (unsigned)((a->n_head + 16 * RG - 1) / (16 * RG)), alone ? (unsigned)a->n_split : 1u), CL_THREADS, smem,
                      st, *a, alone);
 }
 

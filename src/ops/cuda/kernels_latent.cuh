@@ -5,9 +5,9 @@
 
 #include "ops/cuda/latent_dev.cuh"
 
-#define TILE 64
-#define TILES (CK_ATTN_SPLIT / TILE) /* of a split */
-#define THREADS 256                 /* of a block of either form on the tensor cores */
+#define CL_TILE 64
+#define CL_TILES (CK_ATTN_SPLIT / CL_TILE) /* of a split */
+#define CL_THREADS 256                     /* of a block of either form on the tensor cores */
 
 /* What token i sees: n keys, of all or of the list. */
 struct seen { int n; const float *list; };

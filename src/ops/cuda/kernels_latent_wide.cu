@@ -59,7 +59,7 @@ static __device__ __forceinline__ void seen_by_mma(void) { asm volatile("fence.p
 struct place { const uint8_t *from; int turn; bool there; };
 static __device__ __forceinline__ struct place place_of(const struct cl_attend &a, const struct seen &s, int token, int tile)
 {
-    const int row = (int)threadIdx.x >> 2, j = tile * TILE + row, index = key_index(s, j < s.n ? j : 0);
+    const int row = (int)threadIdx.x >> 2, j = tile * CL_TILE + row, index = key_index(s, j < s.n ? j : 0);
     return { cl_key(a.p, token, index), (index ^ row) & 7, j < s.n };
 }
 
@@ -78,8 +78,8 @@ static __device__ __forceinline__ void bring_rows(const struct cl_attend &a, int
 {
     const float *from = a.q + (int64_t)token * a.ld_q + (int64_t)head0 * D;
 #pragma unroll 9
-    for (int j = 0; j < ROWS * D / 4 / THREADS; j++) {
-        const int i = j * THREADS + (int)threadIdx.x, row = i / (D / 4), dim = i % (D / 4) * 4;
+    for (int j = 0; j < ROWS * D / 4 / CL_THREADS; j++) {
+        const int i = j * CL_THREADS + (int)threadIdx.x, row = i / (D / 4), dim = i % (D / 4) * 4;
         const float4 v = head0 + row < a.n_head ? *(const float4 *)(from + row * D + dim) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         __half2 *to = (__half2 *)(q + (dim >> 6) * SLAB_BYTES + row * 128 + ((((dim >> 3) & 7) ^ (row & 7)) << 4) + (dim & 7) * 2);
         to[0] = __floats2half2_rn(v.x, v.y);
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void weigh_rows(float (&s)[16], int n_left, st
 #endif
 
 /* alone: block z is a split; else the block takes all of them. */
-static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant__ struct cl_attend a, int alone)
+static __global__ void __launch_bounds__(CL_THREADS, 1) wide_kernel(const __grid_constant__ struct cl_attend a, int alone)
 {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t raw[];
@@ -178,7 +178,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
     uint8_t *smem = raw + ((1024u - (ck_smem(raw) & 1023u)) & 1023u);
     const int token = (int)blockIdx.x, head0 = (int)blockIdx.y * ROWS, w = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
     const struct seen s = seen_by(a, token);
-    const int tile0 = alone ? (int)blockIdx.z * TILES : 0, all = (s.n + TILE - 1) / TILE, end = alone ? min(all, tile0 + TILES) : all;
+    const int tile0 = alone ? (int)blockIdx.z * CL_TILES : 0, all = (s.n + CL_TILE - 1) / CL_TILE, end = alone ? min(all, tile0 + CL_TILES) : all;
     if (tile0 >= all) return;
     const uint32_t base = ck_smem(smem);
     const uint64_t q = slab_desc(base + Q_AT), p = slab_desc(base + P_AT);
@@ -189,7 +189,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
     struct place next = place_of(a, s, token, tile0 + 1 < end ? tile0 + 1 : tile0);
     bring_rows(a, token, head0, smem + Q_AT);
     for (int tile = tile0; tile < end;) {
-        const int split = tile / TILES, split_end = min(end, (split + 1) * TILES);
+        const int split = tile / CL_TILES, split_end = min(end, (split + 1) * CL_TILES);
         float o[128];
 #pragma unroll
         for (int i = 0; i < 128; i++) o[i] = 0.0f;
@@ -216,12 +216,12 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
             next = place_of(a, s, token, tile + 2 < end ? tile + 2 : tile);
             wg_wait<0>();
             settled(x);
-            weigh_rows(x, s.n - tile * TILE, r, al, smem);
+            weigh_rows(x, s.n - tile * CL_TILE, r, al, smem);
 #pragma unroll
             for (int i = 0; i < 128; i++) o[i] = __fmul_rn(o[i], al[i / 2 % 2]);
             wg_fence();
 #pragma unroll
-            for (int step = 0; step < TILE / 16; step++) mma_values(o, p + (uint64_t)(step * 32 >> 4), values + (uint64_t)(step * 2048 >> 4));
+            for (int step = 0; step < CL_TILE / 16; step++) mma_values(o, p + (uint64_t)(step * 32 >> 4), values + (uint64_t)(step * 2048 >> 4));
             wg_commit();
             wg_wait<0>();
             settled(o);
@@ -233,6 +233,6 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
 
 extern "C" int cl_attend_wide(const struct ck_ctx *c, const struct cl_attend *a, int alone, cudaStream_t st)
 {
-    return ck_launch(c, wide_kernel, dim3((unsigned)a->m, (unsigned)((a->n_head + ROWS - 1) / ROWS), alone ? (unsigned)a->n_split : 1u), THREADS, (size_t)BYTES + 1024, st, *a,
+    return ck_launch(c, wide_kernel, dim3((unsigned)a->m, (unsigned)((a->n_head + ROWS - 1) / ROWS), alone ? (unsigned)a->n_split : 1u), CL_THREADS, (size_t)BYTES + 1024, st, *a,
                      alone);
 }
