@@ -3,9 +3,9 @@
  *
  * A block is 16 RG heads of a token and goes through tiles of 64 keys: scores by all warps (RG row tiles, the others split the keys), softmax by four threads a
  * row, then p times values (the warps split the columns). With few tokens each split of 256 keys has a block of its own, which leaves
- * (m, l, o) in `work`, and a second launch merges them left to right; with many a block takes all splits and merges in `out` as it goes: the
- * same operations, so the same bits. A row's numbers do not depend on the rows beside it.
- * f32 and bf16 pages, and heads that are not whole steps of 16: a key at a time, a warp a head.
+ * (m, l, o) in `work`, and a second launch merges them left to right (kernels_latent_merge.cu); with many a block takes all splits and merges in
+ * `out` as it goes: the same operations, so the same bits. A row's numbers do not depend on the rows beside it.
+ * f32 and bf16 pages, and heads that are not whole steps of 16: kernels_latent_plain.cu. 64 heads a block: kernels_latent_wide.cu.
  */
 #include "ops/cuda/kernels_latent.cuh"
 
@@ -255,47 +255,6 @@ template <int RG> static __global__ void __launch_bounds__(CL_THREADS) latent_at
     }
 }
 
-#define AHEAD 8 /* splits on their way at a time */
-
-/* Splits of a token's head, left to right. A thread is a few columns. */
-static __global__ void __launch_bounds__(128) latent_merge_kernel(const __grid_constant__ struct cl_attend a)
-{
-    ck_pdl_launch();
-    ck_pdl_wait();
-    const int token = (int)blockIdx.x, head = (int)blockIdx.y, tid = (int)threadIdx.x, n_split = (seen_by(a, token).n + CK_ATTN_SPLIT - 1) / CK_ATTN_SPLIT;
-    const float2 *ml = (const float2 *)part_ml(a) + part_at(a, token, head, 0);
-    const float *part = part_o(a) + part_at(a, token, head, 0) * a.d_value;
-    float *out = a.out + (int64_t)token * a.ld_out + (int64_t)head * a.d_value, v[CL_VALUE_MAX / 128] = {};
-    struct merged all = { -INFINITY, 0.0f, 0.0f, 0.0f };
-    for (int first = 0; first < n_split; first += AHEAD) {
-        float x[AHEAD][CL_VALUE_MAX / 128];
-        float2 f[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int split = min(first + i, n_split - 1);
-            f[i] = ml[split];
-#pragma unroll
-            for (int j = 0; j < CL_VALUE_MAX / 128; j++) x[i][j] = 128 * j + tid < a.d_value ? part[(int64_t)split * a.d_value + 128 * j + tid] : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (first + i >= n_split) break;
-            merge_next(all, f[i].x, f[i].y);
-#pragma unroll
-            for (int j = 0; j < CL_VALUE_MAX / 128; j++) v[j] = __fmaf_rn(x[i][j], all.new_by, __fmul_rn(v[j], all.old_by));
-        }
-    }
-    const float by = all.l == 0.0f ? 0.0f : __fdiv_rn(1.0f, all.l);
-#pragma unroll
-    for (int j = 0; j < CL_VALUE_MAX / 128; j++)
-        if (128 * j + tid < a.d_value) out[128 * j + tid] = __fmul_rn(v[j], by);
-}
-
-static size_t pair_bytes(int n_head, int d_value) /* a token's split */
-{
-    return (size_t)n_head * (size_t)(d_value + 2) * sizeof(float);
-}
-
 /* Tokens [t0, t0 + m) of a. */
 static struct cl_attend tokens_of(const struct cl_attend *a, int t0, int m)
 {
@@ -327,69 +286,18 @@ static int attend_by(const struct ck_ctx *c, const struct cl_attend *a, int rows
 {
     const int64_t blocks = (int64_t)a->m * ((a->n_head + rows - 1) / rows);
     if (a->n_split <= 1 || blocks >= 2 * c->n_sm) return launch(c, a, rows, 0, st);
-    const int room = (int)(a->work_bytes / (pair_bytes(a->n_head, a->d_value) * (size_t)a->n_split));
+    const int room = (int)(a->work_bytes / (cl_pair_bytes(a->n_head, a->d_value) * (size_t)a->n_split));
     if (room < 1) return (int)cudaErrorInvalidValue;
     for (int t0 = 0; t0 < a->m; t0 += room) {
         const struct cl_attend b = tokens_of(a, t0, a->m - t0 < room ? a->m - t0 : room);
         int code = launch(c, &b, rows, 1, st);
-        if (code == 0) code = ck_launch(c, latent_merge_kernel, dim3((unsigned)b.m, (unsigned)b.n_head), 128, 0, st, b);
+        if (code == 0) code = cl_attend_merge(c, &b, st);
         if (code != 0) return code;
     }
     return 0;
 }
 
-/* --- a key at a time --- */
-
-#define Q_EACH (CL_D_MAX / 32)
-#define V_EACH (CL_VALUE_MAX / 32)
-
-static __global__ void latent_plain_kernel(const __grid_constant__ struct cl_attend a)
-{
-    ck_pdl_launch();
-    ck_pdl_wait();
-    const int lane = (int)threadIdx.x, token = (int)blockIdx.x, head = (int)blockIdx.y;
-    const struct seen s = seen_by(a, token);
-    const float *from = a.q + (int64_t)token * a.ld_q + (int64_t)head * a.d;
-    float q[Q_EACH], o[V_EACH], all_o[V_EACH], m = -INFINITY, l = 0.0f;
-    struct merged all = { -INFINITY, 0.0f, 0.0f, 0.0f };
-    for (int i = 0; i < Q_EACH; i++) q[i] = lane + 32 * i < a.d ? from[lane + 32 * i] : 0.0f;
-    for (int i = 0; i < V_EACH; i++) o[i] = all_o[i] = 0.0f;
-    for (int j = 0; j < s.n; j++) {
-        const int index = key_index(s, j), key = index & 63;
-        const uint8_t *row = cl_key(a.p, token, index);
-        float x = 0.0f;
-        for (int i = 0; i < Q_EACH; i++)
-            if (lane + 32 * i < a.d) x = __fmaf_rn(q[i], cl_get(row, a.p.format, key, lane + 32 * i), x);
-        for (int step = 16; step > 0; step /= 2) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, step));
-        const float top = fmaxf(m, x), al = ck_exp2(__fsub_rn(m, top)), p = ck_exp2(__fsub_rn(x, top));
-        m = top;
-        l = __fmaf_rn(l, al, p);
-        for (int i = 0; i < V_EACH; i++)
-            if (lane + 32 * i < a.d_value) o[i] = __fmaf_rn(p, cl_get(row, a.p.format, key, lane + 32 * i), __fmul_rn(o[i], al));
-        if (j + 1 < s.n && (j + 1) % CK_ATTN_SPLIT != 0) continue;
-        merge_next(all, m, l);
-        for (int i = 0; i < V_EACH; i++) {
-            all_o[i] = __fmaf_rn(o[i], all.new_by, __fmul_rn(all_o[i], all.old_by));
-            o[i] = 0.0f;
-        }
-        m = -INFINITY;
-        l = 0.0f;
-    }
-    const float by = all.l == 0.0f ? 0.0f : __fdiv_rn(1.0f, all.l);
-    float *out = a.out + (int64_t)token * a.ld_out + (int64_t)head * a.d_value;
-    for (int i = 0; i < V_EACH; i++)
-        if (lane + 32 * i < a.d_value) out[lane + 32 * i] = __fmul_rn(all_o[i], by);
-}
-
 /* --- the entries --- */
-
-extern "C" size_t cl_attend_work_bytes(const struct ck_ctx *c, int n_head, int d_value, int n_context)
-{
-    size_t pairs = 1;
-    while (pairs * CK_ATTN_SPLIT < (size_t)n_context) pairs *= 2; /* graphs round splits up */
-    if (pairs < 4 * (size_t)c->n_sm) pairs = 4 * (size_t)c->n_sm;
-    return pairs * pair_bytes(n_head, d_value);
-}
 
 /* Has a block of RG row tiles room on this card? */
 template <int RG> static bool fits(const struct ck_ctx *c, int d)
@@ -405,8 +313,7 @@ extern "C" int cl_attend(const struct ck_ctx *c, const struct cl_attend *a, cuda
 {
     const int64_t blocks = (int64_t)a->m * ((a->n_head + 31) / 32) * (a->n_split > 0 ? a->n_split : 1);
     if (a->d > CL_D_MAX || a->d_value > CL_VALUE_MAX || a->d_value > a->d) return (int)cudaErrorInvalidValue;
-    if (a->p.format != CK_KV_F16 || a->d % 16 != 0 || a->d_value % 16 != 0 || a->ld_out % 2 != 0 || !fits<1>(c, a->d))
-        return ck_launch(c, latent_plain_kernel, dim3((unsigned)a->m, (unsigned)a->n_head), 32, 0, st, *a);
+    if (a->p.format != CK_KV_F16 || a->d % 16 != 0 || a->d_value % 16 != 0 || a->ld_out % 2 != 0 || !fits<1>(c, a->d)) return cl_attend_plain(c, a, st);
     if (a->n_head > 16 && cl_is_wide(c, a)) return attend_by(c, a, 64, st);
     return attend_by(c, a, a->n_head > 16 && blocks >= c->n_sm && fits<2>(c, a->d) ? 32 : 16, st);
 }

@@ -47,6 +47,13 @@ static __device__ __forceinline__ void cl_copy16(uint32_t dst, const void *src, 
 }
 static __device__ __forceinline__ void cl_copies_end(void) { asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory"); }
 
+/* Bytes of a token's split. */
+static inline size_t cl_pair_bytes(int n_head, int d_value) { return (size_t)n_head * (size_t)(d_value + 2) * sizeof(float); }
+
+/* kernels_latent_merge.cu: of all tokens' splits. */
+extern "C" int cl_attend_merge(const struct ck_ctx *c, const struct cl_attend *a, cudaStream_t st);
+/* kernels_latent_plain.cu: any format of a page, any head. */
+extern "C" int cl_attend_plain(const struct ck_ctx *c, const struct cl_attend *a, cudaStream_t st);
 /* kernels_latent_wide.cu: 64 heads a block, for latents of 512 and 64 on sm_90a. */
 extern "C" int cl_attend_wide(const struct ck_ctx *c, const struct cl_attend *a, int alone, cudaStream_t st);
 static inline bool cl_is_wide(const struct ck_ctx *c, const struct cl_attend *a)
