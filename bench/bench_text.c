@@ -1,5 +1,4 @@
-/* bench_text.c: what is not arithmetic: the tokenizer, the server path, and what the machine itself does this minute. One
- * JSON line each.
+/* bench_text.c: what is not arithmetic: the tokenizer and the server path. One JSON line each.
  *
  *   bench_text tokenizer DIR CACHE_DIR FILE...   {"parse_ms", "load_ms", "mb_s": [one a file]}; FILEs are UTF-8 text
  *   bench_text server DIR [STREAMS]              {"cpu_us_per_token", "at_8_streams", "at_64_streams", "completions", "responses",
@@ -8,7 +7,6 @@
  *                                                the process, in which no client runs, less that of the scripted steps (step_us);
  *                                                bare_send_us: what sending as many bytes takes a program that does nothing else.
  *                                                With STREAMS: "cpu_us_per_token", "bare_send_us" and "step_us" of so many, one round
- *   bench_text machine THREADS                   {"read_gb_s", "barrier_us"}
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -25,7 +23,6 @@
 #include "base/clock.h"
 #include "base/filemap.h"
 #include "base/log.h"
-#include "base/threads.h"
 #include "engine/engine.h"
 #include "server/server.h"
 #include "tokenizer/tokenizer.h"
@@ -34,11 +31,6 @@ static int fail(const mb_error *err)
 {
     fprintf(stderr, "bench_text: %s\n", err->text);
     return 1;
-}
-
-static double seconds_since(int64_t t0_ns)
-{
-    return (double)(clock_now_ns() - t0_ns) * 1e-9;
 }
 
 static double cpu_of(clockid_t id)
@@ -308,87 +300,11 @@ static int run_server(int argc, char **argv)
     return rc;
 }
 
-/* --- machine --- */
-
-#define READ_BYTES ((size_t)256 << 20)
-#define N_BARRIERS 20000
-#define N_MEETINGS 7
-
-struct machine {
-    const uint64_t *data;
-    struct pool *pool;
-    uint64_t sums[64];
-    int32_t n_left;
-};
-
-static void read_share(void *ctx, int i_thread, int n_threads)
-{
-    struct machine *m = ctx;
-    int64_t first, end;
-    uint64_t s[8] = { 0 };
-    threads_share((int64_t)(READ_BYTES / 8), 8, i_thread, n_threads, &first, &end);
-    for (int64_t i = first; i + 8 <= end; i += 8)
-        for (int k = 0; k < 8; k++) s[k] += m->data[i + k];
-    m->sums[i_thread & 63] = s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
-}
-
-/* Regions of one empty tile a thread: what is left is the barrier at their ends. */
-static int64_t open_empty(void *ctx, int i_thread, const int32_t **bounds)
-{
-    struct machine *m = ctx;
-    (void)i_thread;
-    (void)bounds;
-    return m->n_left-- > 0 ? pool_n_threads(m->pool) : 0;
-}
-
-static void empty_tile(void *ctx, int64_t i_tile, int i_thread)
-{
-    (void)ctx;
-    (void)i_tile;
-    (void)i_thread;
-}
-
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static int run_machine(int argc, char **argv)
-{
-    static const struct pool_work empty = { open_empty, empty_tile };
-    struct machine m = { 0 };
-    mb_error err = { 0 };
-    double best_read = 0, meet[N_MEETINGS];
-    if (argc < 3) return 2;
-    if (pool_open(&m.pool, atoi(argv[2]), &err) != MB_OK) return fail(&err);
-    uint64_t *data = mb_alloc_aligned(64, READ_BYTES);
-    if (!data) return 1;
-    memset(data, 1, READ_BYTES);
-    m.data = data;
-    for (int i = 0; i < N_MEETINGS; i++) {
-        int64_t t0 = clock_now_ns();
-        pool_run(m.pool, read_share, &m);
-        double rate = (double)READ_BYTES * 1e-9 / seconds_since(t0);
-        if (rate > best_read) best_read = rate;
-        t0 = clock_now_ns();
-        m.n_left = N_BARRIERS;
-        pool_run_regions(m.pool, &empty, &m);
-        meet[i] = seconds_since(t0) * 1e6 / N_BARRIERS;
-    }
-    qsort(meet, N_MEETINGS, sizeof *meet, by_size); /* the least is of a time when the others were away and one thread did all */
-    printf("{\"read_gb_s\": %.2f, \"barrier_us\": %.2f}\n", best_read, meet[N_MEETINGS / 2]);
-    mb_free(data);
-    pool_close(m.pool);
-    return m.sums[0] == 1; /* never; keeps the sums */
-}
-
 int main(int argc, char **argv)
 {
     int rc = 2;
     if (argc > 1 && strcmp(argv[1], "tokenizer") == 0) rc = run_tokenizer(argc, argv);
     if (argc > 1 && strcmp(argv[1], "server") == 0) rc = run_server(argc, argv);
-    if (argc > 1 && strcmp(argv[1], "machine") == 0) rc = run_machine(argc, argv);
-    if (rc == 2) fprintf(stderr, "usage: bench_text tokenizer DIR CACHE_DIR FILE... | server DIR [STREAMS] | machine THREADS\n");
+    if (rc == 2) fprintf(stderr, "usage: bench_text tokenizer DIR CACHE_DIR FILE... | server DIR [STREAMS]\n");
     return rc;
 }

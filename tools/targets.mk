@@ -120,7 +120,7 @@ $(BUILD)/cuda_ranks: bench/cuda_ranks.c $(BUILD)/libmlxbun.a
 	@mkdir -p $(@D)
 	$(call say,LD )
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
-$(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_attention $(BUILD)/bench_logits $(BUILD)/bench_steps: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
+$(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_machine $(BUILD)/bench_attention $(BUILD)/bench_logits $(BUILD)/bench_steps: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 $(BUILD)/bench_order: bench/bench_order.c bench/free_avx2.c bench/free_avx512.c bench/free.h $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $(filter %.c %.a,$^) $(LDFLAGS) -o $@ $(PKG_LIBS)
@@ -128,7 +128,7 @@ bench-order: $(BUILD)/bench_order ## what the order rule costs in each matmul, a
 	@$<
 $(BUILD)/grammar_tool: tests/oracle/grammar_tool.c $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
-bench: all $(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_order $(BUILD)/grammar_tool ## this program against llama.cpp on this machine, in alternation; QUICK=1: the first rows
+bench: all $(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_machine $(BUILD)/bench_order $(BUILD)/grammar_tool ## this program against llama.cpp on this machine, in alternation; QUICK=1: the first rows
 	@QUICK=$(QUICK) ROUNDS=$(ROUNDS) tools/bench $(BUILD)
 fidelity: all $(BUILD)/bench_cpu $(BUILD)/bench_logits ## measure the tiers and the peers against float32, write docs/fidelity.md; MODELS="DIR ..." (default: the starter)
 	@tools/fidelity $(BUILD) $(MODELS)
