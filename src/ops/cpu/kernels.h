@@ -53,6 +53,8 @@ struct cpu_weight {
 };
 /* Sizes of a packed weight; the same numbers admission uses. */
 size_t cpu_weight_block_bytes(enum cpu_wtype type, enum dtype dt, int g, int64_t k);
+/* Blocks that a kernel of one row likes to get at once, or a multiple: it reads them side by side. */
+#define CPU_ROW_STREAMS 4
 static inline int64_t cpu_weight_blocks(const struct cpu_weight *w)
 {
     return (w->n + 15) / 16;

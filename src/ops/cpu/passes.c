@@ -59,7 +59,8 @@ static int parts_collect(const struct plan_step *s, int32_t n_steps, struct part
     return n;
 }
 
-/* Blocks of a tile: a quarter of a share, within bounds of bytes, whole units. One thread alone takes whole shares. */
+/* Blocks of a tile: a quarter of a share, within bounds of bytes but as many as one row is read in streams of, whole units. One thread
+ * alone takes whole shares. */
 static int64_t tile_blocks(const struct part *parts, int n_parts, int n_threads, int64_t unit)
 {
     int64_t blocks = 0, bytes = 0;
@@ -68,9 +69,11 @@ static int64_t tile_blocks(const struct part *parts, int n_parts, int n_threads,
         bytes += parts[i].n_blocks * parts[i].block_bytes;
     }
     if (n_threads == 1) return (blocks + unit - 1) / unit * unit;
-    int64_t each = bytes / blocks, n = blocks / n_threads / TILES_PER_THREAD;
+    int64_t each = bytes / blocks, n = blocks / n_threads / TILES_PER_THREAD, streams = n < CPU_ROW_STREAMS ? n : CPU_ROW_STREAMS;
     if (n * each > TILE_BYTES_MAX) n = TILE_BYTES_MAX / each;
     if (n * each < TILE_BYTES_MIN) n = TILE_BYTES_MIN / each;
+    if (n < streams) n = streams;
+    if (n > CPU_ROW_STREAMS) n -= n % CPU_ROW_STREAMS;
     n = (n + unit - 1) / unit * unit;
     return n < unit ? unit : n;
 }

@@ -3,13 +3,14 @@
  *
  * Many rows: tiles of up to 6 rows by 2 blocks (3 by 2 with two limbs), float accumulators in registers. The blocks' codes
  * stay in L1 or L2 while the row tiles pass over them, 4-bit codes unpacked on the fly, or from PANEL_ROWS rows on spread to
- * bytes beforehand. 7 and 8 rows: matmul_few.c. One row: a linear stream with two integer chains and a prefetch ahead.
+ * bytes beforehand. 7 and 8 rows: matmul_few.c. One row: several blocks side by side, two integer chains each.
  * Accumulators are arrays of constant size: with the row count as a dimension the compiler would keep them in memory.
  */
 #include "ops/cpu/avx512/matmul_int.h"
 
 #define R_MAX 6
 #define PANEL_K 768
+#define ROW_AHEAD 2048 /* bytes of each stream of one row, into L1 */
 /* Where and/shift share their ports with the products, spreading once pays from about this many rows on. */
 #ifndef PANEL_ROWS
 #define PANEL_ROWS 48
@@ -22,24 +23,27 @@ FORCED __m512i limbs_join(__m512i hi, __m512i lo)
 
 /* --- one row --- */
 
-FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
-                       int64_t blk1, const struct cpu_act *x, int64_t row, float *y)
+/* B blocks side by side. Each is a stream of memory: of several the core has more lines under way than of one, whatever is asked
+ * for ahead. What is asked for behind a block's end is the beginning of the one that follows B blocks on. */
+FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int B, const struct cpu_weight *w, int64_t blk,
+                        const struct cpu_act *x, int64_t row, float *y)
 {
-    const uint8_t *xr = act_row(x, row);
     size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1);
-    for (int64_t blk = blk0; blk < blk1; blk++) {
-        const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = xr;
-        const float *pair = (const float *)(xr + act_pairs_off(x));
-        __m512 acc = _mm512_setzero_ps();
-        UNROLL(2)
-        for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += xb, pair += 2) {
+    const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = act_row(x, row);
+    const float *pair = (const float *)(xp + act_pairs_off(x));
+    __m512 acc[CPU_ROW_STREAMS];
+    UNROLL(4)
+    for (int b = 0; b < B; b++) acc[b] = _mm512_setzero_ps();
+    for (size_t at = 0; at < w->block_bytes; at += gb, p += gb, xp += xb, pair += 2) {
+        size_t ahead = ROW_AHEAD + (at + ROW_AHEAD < w->block_bytes ? 0 : (size_t)(B - 1) * w->block_bytes);
+        UNROLL(4)
+        for (int b = 0; b < B; b++) {
+            const uint8_t *q = p + (size_t)b * w->block_bytes;
             __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
             UNROLL(8)
             for (int j = 0; j < g / 8; j++) {
                 __m512i even, odd;
-                codes_load(type, p, j, &even, &odd);
-                _mm_prefetch((const char *)p + PREFETCH_AHEAD + (type == CPU_W_Q4 ? 64 : 128) * j, _MM_HINT_T1);
-                if (type != CPU_W_Q4) _mm_prefetch((const char *)p + PREFETCH_AHEAD + 128 * j + 64, _MM_HINT_T1);
+                codes_load(type, q, j, &even, &odd);
                 h0 = _mm512_dpbusd_epi32(h0, even, bcast_dword(xp + 8 * j));
                 h1 = _mm512_dpbusd_epi32(h1, odd, bcast_dword(xp + 8 * j + 4));
                 if (two) {
@@ -47,15 +51,27 @@ FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, cons
                     l1 = _mm512_dpbusd_epi32(l1, odd, bcast_dword(xp + g + 8 * j + 4));
                 }
             }
-            _mm_prefetch((const char *)p + PREFETCH_AHEAD + cb, _MM_HINT_T1);
+            UNROLL(16)
+            for (size_t l = 0; l < gb; l += 64) _mm_prefetch((const char *)q + ahead + l, _MM_HINT_T0);
             __m512i isum = _mm512_add_epi32(h0, h1);
             if (two) isum = limbs_join(isum, _mm512_add_epi32(l0, l1));
-            __m512 s, b;
-            scales_load(dt, p + cb, &s, &b);
-            acc = group_add(acc, s, b, pair, isum);
+            __m512 s, c;
+            scales_load(dt, q + cb, &s, &c);
+            acc[b] = group_add(acc[b], s, c, pair, isum);
         }
-        store16(y + 16 * (blk - blk0), w->n - 16 * blk, acc);
     }
+    UNROLL(4)
+    for (int b = 0; b < B; b++) store16(y + 16 * b, w->n - 16 * (blk + b), acc[b]);
+}
+
+FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
+                       int64_t blk1, const struct cpu_act *x, int64_t row, float *y)
+{
+    int64_t blk = blk0;
+    for (; blk + CPU_ROW_STREAMS <= blk1; blk += CPU_ROW_STREAMS, y += 16 * CPU_ROW_STREAMS)
+        row_streams(type, two, g, dt, CPU_ROW_STREAMS, w, blk, x, row, y);
+    for (; blk + 2 <= blk1; blk += 2, y += 32) row_streams(type, two, g, dt, 2, w, blk, x, row, y);
+    if (blk < blk1) row_streams(type, two, g, dt, 1, w, blk, x, row, y);
 }
 
 /* The common group sizes and scale types become constants of their own loops. */
