@@ -25,6 +25,8 @@ LLAMA = TINY / "llama"
 TORTURE = os.environ.get("MLX_BUN_TORTURE") == "1"
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT, RAW = "/v1/chat/completions", "/v1/completions"
+DRAWS = (CHAT, RAW, "/v1/messages", "/v1/responses")
+SEED = int(os.environ.get("MLX_BUN_TEST_SEED") or 1)  # of requests that name none; another one shows which tests hang on a draw
 
 
 def clean_env(**more):
@@ -58,13 +60,34 @@ def run(*args, **env):
     return subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=120, env=clean_env(**env))
 
 
+# --- what is drawn ---
+
+def seeded(path, body, seed=SEED):
+    """The body as it is sent: one that names no seed gets this one, so that a test sees the same draws every time. With
+    "seed": None it goes without."""
+    if path not in DRAWS or not isinstance(body, dict) or seed is None:
+        return body
+    return {k: v for k, v in {"seed": seed, **body}.items() if (k, v) != ("seed", None)}
+
+
+class Client(httpx.Client):
+    """With seeds in what is given as json=; content= is sent as it is."""
+
+    def __init__(self, *args, seed=SEED, **kw):
+        super().__init__(*args, trust_env=False, **kw)
+        self.seed = seed
+
+    def build_request(self, method, url, *, json=None, **kw):
+        return super().build_request(method, url, json=seeded(url, json, self.seed), **kw)
+
+
 # --- a server ---
 
 class Server:
     """`mlx-bun serve MODEL --port 0 FLAGS...`, ready when the constructor returns. Use with `with`, or stop() it."""
 
-    def __init__(self, *flags, model=LLAMA, env=None, under=()):
-        """under: a command in front, such as prlimit."""
+    def __init__(self, *flags, model=LLAMA, env=None, under=(), seed=SEED):
+        """under: a command in front, such as prlimit. seed: of requests that name none."""
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen([*under, PROGRAM, "serve", str(model), "--port", "0", *map(str, flags)],
                                         stdout=subprocess.PIPE, stderr=self.errors, text=True, env=clean_env(**(env or {})))
@@ -78,7 +101,7 @@ class Server:
         else:
             self.process.wait(300)
             raise RuntimeError("the server ended before it was ready: " + self.stderr())
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120, trust_env=False)
+        self.http = Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120, seed=seed)
         end = time.monotonic() + 300
         while True:  # API-017: ready when the models are listed
             try:
@@ -189,7 +212,7 @@ class Server:
 
 
 def request(path, body, method="POST", headers=""):
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    data = body if isinstance(body, bytes) else json.dumps(seeded(path, body)).encode()
     return (f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 

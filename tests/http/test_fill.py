@@ -23,7 +23,7 @@ def test_api169_echo_changes_nothing(model):
     with Server(model=TINY / model) as s:
         plain = [s.ok(RAW, b) for b in bodies()]
     assert not any("fill" in a["usage"] for a in plain)
-    with Server(model=TINY / model, env=ECHO) as s:
+    with Server(model=TINY / model, env=ECHO, seed=None) as s:  # API-171: nothing is put in where a seed is given
         echoed = [s.ok(RAW, b) for b in bodies()]
     assert [a["choices"] for a in echoed] == [a["choices"] for a in plain]
     fill = [a["usage"].pop("fill") for a in echoed]
@@ -37,7 +37,7 @@ def test_api169_echo_changes_nothing(model):
 def test_api180_usage_in_every_dialect():
     """API-180, API-333, API-171, ENG-205: zeros where a request is refused; streams, messages and responses too."""
     zeros = {"spans": 0, "tokens": 0, "proposed": 0, "accepted": 0}
-    with Server(env=ECHO) as s:
+    with Server(env=ECHO, seed=None) as s:
         assert s.chat(seed=1)["usage"]["fill"] == zeros
         assert s.chat(logprobs=True)["usage"]["fill"] == zeros
         assert s.chat(response_format={"type": "json_object"})["usage"]["fill"] == zeros
@@ -56,7 +56,7 @@ def test_api168_the_frame_of_a_call(tmp_path):
     added = json.loads((model / "tokenizer.json").read_text())["added_tokens"]
     sign = next(t for t in added if t["content"] == "<tool_call>")
     body = {"messages": HELLO, "tools": PING, "temperature": 0, "max_tokens": 60, "logit_bias": {str(sign["id"]): 100}}
-    with Server("--batch", 4, model=model, env={"MLX_BUN_FILL": "strict"}) as s:
+    with Server("--batch", 4, model=model, env={"MLX_BUN_FILL": "strict"}, seed=None) as s:
         got = s.ok(CHAT, body)
         assert "<tool_call>\n{\"name\": \"ping_the_server\", \"arguments\": {" in got["choices"][0]["message"]["content"]
         assert got["usage"]["fill"]["tokens"] > 10 and got["usage"]["fill"]["proposed"] == 0
