@@ -6,11 +6,15 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "http"))
+import http_rig as rig  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MLX_BUN = os.environ.get("MLX_BUN", str(ROOT / "build/mlx-bun"))
@@ -470,12 +474,6 @@ def test_example_program(tmp_path):
 # --- serve ---
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class Server:
     def __init__(self, *args, env=None):
         self.p = subprocess.Popen([MLX_BUN, "serve", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -509,7 +507,7 @@ def post(port, path, body):
 
 def test_serve_card_answers_and_stops():
     """T1.04, T1.05, CFG-012, CFG-107: the card says what is true; the curl of the card works; SIGTERM ends with 0."""
-    port = free_port()
+    port = rig.free_port()
     with Server(LLAMA, "--port", port, "--no-open", "--temp", "0", "--max-tokens", "8") as s:
         assert f"http://127.0.0.1:{port}/v1" in s.card and "llama" in s.card and "l1" in s.card
         curl = re.search(r"curl .*", s.card, re.S).group(0)
@@ -524,7 +522,7 @@ def test_serve_card_answers_and_stops():
 
 def test_cfg049_port_in_use_is_refused_before_loading():
     """CFG-049"""
-    port = free_port()
+    port = rig.free_port()
     with Server(LLAMA, "--port", port) as s:
         begin = time.monotonic()
         p = run("serve", "/nonexistent/never/read", "--port", port, status=7)
@@ -547,5 +545,5 @@ def test_cfg050_unix_socket(tmp_path):
 
 
 def test_serve_wrong_address():
-    p = run("serve", LLAMA, "--host", "not an address", "--port", free_port(), status=None)
+    p = run("serve", LLAMA, "--host", "not an address", "--port", rig.free_port(), status=None)
     assert p.returncode in (2, 3, 7) and p.stderr.startswith("mlx-bun: host not an address")

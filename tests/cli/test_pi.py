@@ -39,16 +39,10 @@ def run(home, *args, path=True):
     return subprocess.run([rig.PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=120, env=env)
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def test_cfg196_pi_starts_a_server_of_its_own(home):
     """CFG-009 CFG-018 CFG-196 API-268 APP-023: serve's flags shape it, pi gets the provider and its own arguments, its exit
     status is ours, the server ends with it."""
-    port = free_port()
+    port = rig.free_port()
     p = run(home, "pi", "-q", rig.LLAMA, "--port", port, "--batch", "3", "--", "-p", "hello")
     assert p.returncode == 3, p.stderr
     seen = json.loads((home / "seen.json").read_text())
@@ -79,7 +73,7 @@ def llama_server():
 def test_pi_says_why_it_cannot(home):
     p = run(home, "pi", "-q", rig.LLAMA, path=False)
     assert p.returncode != 0 and "npm install -g @mariozechner/pi-coding-agent" in p.stderr
-    p = run(home, "pi", "-q", home / "nothing", "--port", free_port())
+    p = run(home, "pi", "-q", home / "nothing", "--port", rig.free_port())
     assert p.returncode != 0 and "pi-server.log" in p.stderr
     assert "nothing" in (home / ".cache/mlx-bun/pi-server.log").read_text()
 
@@ -92,7 +86,7 @@ def test_cfg197_harness_writes_and_removes(home, llama_server):
     text = file.read_text()
     assert f"http://127.0.0.1:{llama_server.port}/v1" in text and 'id: "llama", context_window: 4096' in text
     assert 'registerProvider("mlx-bun"' in text and '"/models"' in text
-    assert run(home, "harness", "pi", "--port", free_port()).returncode == 0 and 'id: "local"' in file.read_text()
+    assert run(home, "harness", "pi", "--port", rig.free_port()).returncode == 0 and 'id: "local"' in file.read_text()
     assert run(home, "harness", "pi", "--remove").returncode == 0 and not file.exists()
     assert "nothing to remove" in run(home, "harness", "pi", "--remove").stdout
     file.write_text("// somebody's\n")

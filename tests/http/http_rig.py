@@ -56,6 +56,19 @@ def has_fault_points():
     return "fault points" in subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout
 
 
+def free_port():
+    """Below those that the system gives to connections and to whoever asks for any: none is taken between this and its use."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(first // 2, first)
+        with socket.socket() as s:
+            try:
+                s.bind(("", port))
+                return port
+            except OSError:
+                pass
+
+
 def run(*args, **env):
     return subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=120, env=clean_env(**env))
 
@@ -239,13 +252,13 @@ def read_answer(s):
 
 
 def leave_after(s, body, seconds):
-    """Send a raw completion, wait, leave. Returns the steps that the engine had made at that moment."""
+    """Send a raw completion, wait, leave. Returns the steps that the engine had made when the client was gone: told behind
+    the FIN, so that a test process that has to wait for its turn sees no step too many."""
     c = s.connect()
     c.sendall(request(RAW, body))
     time.sleep(seconds)
-    steps = s.stats()["engine"]["steps"]
     c.close()
-    return steps
+    return s.stats()["engine"]["steps"]
 
 
 # --- server-sent events ---

@@ -182,22 +182,25 @@ def test_api352_ssd_cache_is_refused(tmp_path):
     assert answers[0] == answers[1]
 
 
-def test_api337_trace():
+def test_api337_trace(long_model):
     """API-337: MLX_BUN_P2R_TRACE=1 writes a JSON line a generation to stderr, named by the header, for both endpoints and
     modes, also when the client leaves; without the variable none is written."""
     for env in ({"MLX_BUN_P2R_TRACE": "1"}, {}):
-        with Server(env=env) as s:
+        with Server(env=env, model=long_model) as s:
             for i, (path, body) in enumerate(((CHAT, {"messages": HELLO}), (RAW, {"prompt": "a"}), (RAW, {"prompt": "b", "stream": True}))):
                 s.post(path, {**body, "max_tokens": 5, "ignore_eos": True}, headers={"x-mlx-bun-trace-id": f"t{i}\u00e9".encode()})
             s.raw(max_tokens=1)
             c = s.connect()
-            c.sendall(rig.request(RAW, {"prompt": "c", "ignore_eos": True}, headers="x-mlx-bun-trace-id: left\r\n"))
+            c.sendall(rig.request(RAW, {"prompt": "c", "ignore_eos": True, "max_tokens": 100000}, headers="x-mlx-bun-trace-id: left\r\n"))
             while s.stats()["batch"]["active_rows"] == 0:
                 time.sleep(0.002)
             c.close()
             s.wait_idle()
-            time.sleep(0.2)
-            lines = [json.loads(x) for x in s.stderr().splitlines() if x.startswith("{")]
+            end = time.monotonic() + 300
+            while env and s.stderr().count('"trace_id"') < 5:
+                assert time.monotonic() < end, s.stderr()
+                time.sleep(0.01)
+        lines = [json.loads(x) for x in s.stderr().splitlines() if x.startswith("{")]
         if not env:
             assert lines == []
             continue
