@@ -45,11 +45,13 @@ static void body_death(void)
     struct rig r;
     struct rig_job j[3];
     rig_small(&r);
+    rig_gate(&r, true); /* else it may be dead before the third has come */
     for (int i = 0; i < 3; i++) {
         job_init(&j[i], &r, 50, 0, (uint32_t)i);
         j[i].job.max_tokens = 1000;
         job_submit(&j[i]);
     }
+    rig_gate(&r, false);
     for (int i = 0; i < 3; i++) {
         job_wait(&j[i]);
         WANT(j[i].why[0] == END_ERROR && j[i].status[0] == MB_ENGINE_DEAD);
@@ -59,6 +61,10 @@ static void body_death(void)
     struct engine_stats s;
     engine_stats_get(r.engine, &s);
     WANT(!s.alive);
+    for (int i = 0; i < 100000 && s.n_pages_held; i++) { /* counted when all is cleared away, a moment behind its end */
+        clock_sleep_ms(1);
+        engine_stats_get(r.engine, &s);
+    }
     WANT(s.n_pages_held == 0);
     rig_close(&r);
 }
