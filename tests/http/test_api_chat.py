@@ -180,6 +180,7 @@ def test_api049_top_p_and_top_k(llama):
 def test_api051_seed(llama):
     """API-051 API-347: the same seed repeats, another differs, without one the draws differ from request to request."""
     assert llama.ids(seed=9, **SAMPLED) == llama.ids(seed=9, **SAMPLED) != llama.ids(seed=10, **SAMPLED)
+    assert llama.ids(**SAMPLED) == llama.ids(**SAMPLED)  # the rig's seed
     assert len({tuple(llama.ids(seed=None, **SAMPLED)) for _ in range(4)}) == 4
     with ThreadPoolExecutor(4) as pool:
         together = [pool.submit(llama.ids, seed=None, **SAMPLED) for _ in range(4)]
