@@ -26,7 +26,7 @@ TORTURE = os.environ.get("MLX_BUN_TORTURE") == "1"
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT, RAW = "/v1/chat/completions", "/v1/completions"
 DRAWS = (CHAT, RAW, "/v1/messages", "/v1/responses")
-SEED = int(os.environ.get("MLX_BUN_TEST_SEED") or 1)  # of requests that name none; another one shows which tests hang on a draw
+SEED = int(os.environ.get("MLX_BUN_TEST_SEED") or "1", 0)  # of requests that name none; another one shows which tests hang on a draw
 
 
 def clean_env(**more):
