@@ -8,8 +8,8 @@
  */
 #include "ops/cuda/kernels_experts.cuh"
 #include "ops/cuda/kernels_int.h"
+#include "ops/cuda/kernels_ring.cuh"
 
-#define WARPS CK_LEAVES
 #define ALONE 2      /* tokens of a batch whose slots are pieces */
 #define ALONE_MAX 32 /* of the experts of such a token */
 
@@ -57,14 +57,12 @@ static __device__ __forceinline__ struct ck_piece piece_at(const struct experts_
     return ck_piece{ v.x, v.y, v.z, v.w };
 }
 
-template <int RT, bool GLU> static __device__ __forceinline__ int row_tile_of(int u, int r) { return GLU ? u * (RT / 2) + r % (RT / 2) : u * RT + r; }
-
 /* Row tile r of unit u; rows behind an expert's last: any will do. */
 template <int FMT, int NS, int RT, bool GLU>
 static __device__ __forceinline__ const uint8_t *unit_tiles(const struct experts_args &a, int expert, int u, int r)
 {
     const struct ck_out &o = a.part[GLU ? r / (RT / 2) : 0];
-    const int rt = row_tile_of<RT, GLU>(u, r);
+    const int rt = ck_row_tile<RT, GLU>(u, r);
     return o.tiles + ((int64_t)expert * (o.n / 16) + (rt * 16 < o.n ? rt : 0)) * a.n_ktile * ck_tile_size<FMT, NS>();
 }
 
@@ -96,24 +94,6 @@ template <int NT> static __device__ __forceinline__ void x_load(uint4 (&x)[NT][2
         }
 }
 
-/* Codes of one tile against NT x 8 columns. */
-template <int FMT, int NS, int NT, int RT>
-static __device__ __forceinline__ void tile_product(float (&acc)[RT][NT][4], const ck_lane_tile<FMT, NS> (&w)[RT], const uint4 (&x)[NT][2], int lane)
-{
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int r = 0; r < RT; r++) {
-            uint32_t f[4];
-            w[r].frag(f, j, lane);
-#pragma unroll
-            for (int q = 0; q < NT; q++) {
-                const uint4 v = x[q][j >> 1];
-                ck_mma_f16(acc[r][q], f, j & 1 ? v.z : v.x, j & 1 ? v.w : v.y);
-            }
-        }
-}
-
 /* The stack as its expert sees it. */
 static __device__ __forceinline__ struct ck_out part_of(const struct experts_args &a, int p, int expert)
 {
@@ -137,7 +117,7 @@ template <int NT, int RT, bool GLU> struct unit_ends {
         for (int r = 0; r < OUT; r++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const int row = row_tile_of<RT, GLU>(u, r) * 16 + (l >> 2) + 8 * h;
+                const int row = ck_row_tile<RT, GLU>(u, r) * 16 + (l >> 2) + 8 * h;
                 rows[r][h] = ck_row_load(o, a.x.mul, row);
                 if (GLU) ups[r][h] = ck_row_load(up, a.x.mul, row);
             }
@@ -152,21 +132,6 @@ template <int NT, int RT, bool GLU> struct unit_ends {
     }
 };
 
-/* Leaf sums of row tile r, eighth q of the columns, in order. */
-template <int NT, int RT> static __device__ __forceinline__ float4 leaves_of(const float4 (*red)[RT][NT][32], int r, int q, int l)
-{
-    float4 s = red[0][r][q][l];
-#pragma unroll
-    for (int k = 1; k < WARPS; k++) {
-        const float4 v = red[k][r][q][l];
-        s.x = __fadd_rn(s.x, v.x);
-        s.y = __fadd_rn(s.y, v.y);
-        s.z = __fadd_rn(s.z, v.z);
-        s.w = __fadd_rn(s.w, v.w);
-    }
-    return s;
-}
-
 template <int NT, int RT, bool GLU>
 static __device__ __forceinline__ void unit_out(const struct experts_args &a, const struct unit_ends<NT, RT, GLU> &ends, const float4 (*red)[RT][NT][32], int u,
                                                 int q, int l)
@@ -175,9 +140,9 @@ static __device__ __forceinline__ void unit_out(const struct experts_args &a, co
     const float inv = GLU ? __fdiv_rn(1.0f, a.out.mul) : 0.0f;
 #pragma unroll
     for (int r = 0; r < OUT; r++) {
-        const float4 s4 = leaves_of<NT, RT>(red, r, q, l), t4 = GLU ? leaves_of<NT, RT>(red, r + OUT, q, l) : s4;
+        const float4 s4 = ck_leaves_sum<NT, RT>(red, r, q, l), t4 = GLU ? ck_leaves_sum<NT, RT>(red, r + OUT, q, l) : s4;
         const float s[4] = { s4.x, s4.y, s4.z, s4.w }, t[4] = { t4.x, t4.y, t4.z, t4.w };
-        const int row = row_tile_of<RT, GLU>(u, r) * 16 + (l >> 2);
+        const int row = ck_row_tile<RT, GLU>(u, r) * 16 + (l >> 2);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int rr = row + (e >> 1) * 8, slot = ends.slot[q][e & 1];
@@ -194,11 +159,11 @@ static __device__ __forceinline__ void unit_out(const struct experts_args &a, co
 
 /* Straight loads: before sm_90. */
 template <int FMT, int NS, int NT, int RT, bool GLU>
-static __global__ void __launch_bounds__(WARPS * 32) experts_kernel(const __grid_constant__ struct experts_args a)
+static __global__ void __launch_bounds__(CK_LEAVES * 32) experts_kernel(const __grid_constant__ struct experts_args a)
 {
 #if __CUDA_ARCH__ < 900
     constexpr int tile_bytes = ck_tile_size<FMT, NS>();
-    __shared__ float4 red[WARPS][RT][NT][32];
+    __shared__ float4 red[CK_LEAVES][RT][NT][32];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
     const __half *xv = (const __half *)a.x.v + (lane & 3) * 8;
@@ -213,12 +178,9 @@ static __global__ void __launch_bounds__(WARPS * 32) experts_kernel(const __grid
 #pragma unroll
             for (int r = 0; r < RT; r++) w[r].load(unit_tiles<FMT, NS, RT, GLU>(a, p.expert, at.u, r) + (int64_t)g * tile_bytes, lane);
             x_load<NT>(x, xv, cols, g * 64, true);
-            tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
+            ck_tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
         }
-#pragma unroll
-        for (int r = 0; r < RT; r++)
-#pragma unroll
-            for (int q = 0; q < NT; q++) red[warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
+        ck_leaf_put<NT, RT>(red[warp], acc, lane);
         __syncthreads();
         if (warp < NT) {
             struct unit_ends<NT, RT, GLU> ends;
@@ -230,33 +192,13 @@ static __global__ void __launch_bounds__(WARPS * 32) experts_kernel(const __grid
 #endif
 }
 
-/* The ring of stages that the ninth warp fills, as kernels_linear.cu has it. */
-template <int FMT, int NS, int NT, int RT, bool SUM> struct ring {
-    enum {
-        blocks = NT <= 2 ? 2 : 1,
-        n_sum = NT == 4 ? 4 : 1,
-        threads = (WARPS + 1 + n_sum) * 32,
-        tile = ck_tile_size<FMT, NS>(),
-        most = NT == 4 || SUM ? 1152 : 2304,
-        stage = most / (RT * tile) > 0 ? most / (RT * tile) : 1,
-        leaf = RT * stage * tile,
-        slot = WARPS * leaf,
-        red = WARPS * RT * NT * 512,
-        n_red = NT * RT > 4 ? 1 : 2,
-        room = blocks == 2 ? 100 * 1024 : 200 * 1024,
-        fit = (room - n_red * red) / slot,
-        depth = fit > 8 ? 8 : fit < 2 ? 2 : fit,
-        bars = depth * slot + n_red * red,
-        bytes = bars + 16 * (depth + n_red)
-    };
-};
+template <int FMT, int NS, int NT, int RT, bool SUM> struct experts_ring : ck_ring<FMT, NS, NT, RT, SUM, 2, NT <= 2 ? 100 : 200> {};
 
 #if __CUDA_ARCH__ >= 900
 /* Brings every unit's weights, lane i those of leaf i. */
-template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
-static __device__ __forceinline__ void ring_bring(const struct experts_args &a, uint32_t slots, uint32_t full, uint32_t empty, int n_stage, int lane)
+template <int FMT, int NS, int RT, bool GLU, bool SUM, typename R>
+static __device__ __forceinline__ void experts_bring(const struct experts_args &a, uint32_t slots, const ck_ring_bars<R> &bars, int n_stage, int lane)
 {
-    using R = ring<FMT, NS, NT, RT, SUM>;
     const int first = ck_leaf_first(a.n_ktile, lane), n_tile = ck_leaf_first(a.n_ktile, lane + 1) - first;
     const uint64_t policy = ck_policy_first();
     int slot = 0;
@@ -270,13 +212,9 @@ static __device__ __forceinline__ void ring_bring(const struct experts_args &a, 
         if (at.unit + (int)gridDim.x >= at.n_unit) ck_pdl_launch();
         for (int s = 0; s < n_stage; s++) {
             const int left = n_tile - s * R::stage, n = left < R::stage ? left : R::stage;
-            const uint32_t bar = full + 8u * (uint32_t)slot, to = slots + (uint32_t)(slot * R::slot + lane * R::leaf);
-            ck_mbar_wait(empty + 8u * (uint32_t)slot, phase);
-            ck_mbar_expect(bar, n > 0 ? (uint32_t)(RT * n * R::tile) : 0u);
-            if (n > 0)
-#pragma unroll
-                for (int r = 0; r < RT; r++)
-                    ck_bulk(to + (uint32_t)(r * R::stage * R::tile), src[r] + s * (R::stage * R::tile), (uint32_t)(n * R::tile), bar, policy);
+            const uint32_t bar = bars.full + 8u * (uint32_t)slot, to = slots + (uint32_t)(slot * R::slot + lane * R::leaf);
+            ck_mbar_wait(bars.empty + 8u * (uint32_t)slot, phase);
+            ck_ring_bring<R>(src, s, n, to, bar, policy);
             if (++slot == R::depth) {
                 slot = 0;
                 phase ^= 1;
@@ -286,11 +224,10 @@ static __device__ __forceinline__ void ring_bring(const struct experts_args &a, 
 }
 
 /* Adds the leaf sums of every unit; of the warps that do, number `part`. */
-template <int FMT, int NS, int NT, int RT, bool GLU>
-static __device__ __forceinline__ void ring_sum(const struct experts_args &a, const float4 (*red)[WARPS][RT][NT][32], uint32_t red_full, uint32_t red_empty,
-                                                int part, int lane)
+template <int NT, int RT, bool GLU, typename R>
+static __device__ __forceinline__ void experts_sum(const struct experts_args &a, const float4 (*red)[CK_LEAVES][RT][NT][32], const ck_ring_bars<R> &bars, int part,
+                                                   int lane)
 {
-    using R = ring<FMT, NS, NT, RT, false>;
     struct unit_ends<NT, RT, GLU> ends, then;
     int b = 0;
     uint32_t phase = 0;
@@ -302,12 +239,11 @@ static __device__ __forceinline__ void ring_sum(const struct experts_args &a, co
         ends = then;
         at.next();
         if (at.on()) then.load(a, at.piece(), at.u, R::n_sum, part, lane);
-        ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
+        ck_mbar_wait(bars.red_full + 8u * (uint32_t)b, phase);
 #pragma unroll
         for (int q = 0; q < NT; q++)
             if (q % R::n_sum == part) unit_out<NT, RT, GLU>(a, ends, red[b], u, q, lane);
-        __syncwarp();
-        if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
+        ck_ring_pass(bars.red_empty + 8u * (uint32_t)b, lane);
         if (++b == R::n_red) {
             b = 0;
             phase ^= 1;
@@ -334,9 +270,9 @@ static __device__ __forceinline__ float token_ends(const struct experts_args &a,
 }
 
 /* The same for a token's experts in rising id: the lanes of column 0 hold rows l / 4 and 8 more. */
-template <int FMT, int NS>
-static __device__ __forceinline__ void ring_sum_experts(const struct experts_args &a, const float4 (*red)[WARPS][1][1][32], uint32_t red_full, uint32_t red_empty,
-                                                        float *factor, float *bias, int lane)
+template <typename R>
+static __device__ __forceinline__ void experts_sum_token(const struct experts_args &a, const float4 (*red)[CK_LEAVES][1][1][32], const ck_ring_bars<R> &bars,
+                                                         float *factor, float *bias, int lane)
 {
     int b = 0;
     uint32_t phase = 0;
@@ -353,13 +289,12 @@ static __device__ __forceinline__ void ring_sum_experts(const struct experts_arg
             struct ck_row rows[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) rows[h] = { factor[j * 16 + (lane >> 2) + 8 * h], bias[j * 16 + (lane >> 2) + 8 * h] };
-            ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
-            const float4 s = leaves_of<1, 1>(red[b], 0, 0, lane);
+            ck_mbar_wait(bars.red_full + 8u * (uint32_t)b, phase);
+            const float4 s = ck_leaves_sum<1, 1>(red[b], 0, 0, lane);
             acc[0] = __fadd_rn(acc[0], __fmul_rn(w, ck_out_linear(a.part[0], rows[0], s.x)));
             acc[1] = __fadd_rn(acc[1], __fmul_rn(w, ck_out_linear(a.part[0], rows[1], s.z)));
-            __syncwarp();
-            if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
-            if (++b == ring<FMT, NS, 1, 1, true>::n_red) {
+            ck_ring_pass(bars.red_empty + 8u * (uint32_t)b, lane);
+            if (++b == R::n_red) {
                 b = 0;
                 phase ^= 1;
             }
@@ -374,42 +309,28 @@ static __device__ __forceinline__ void ring_sum_experts(const struct experts_arg
 #endif
 
 template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
-static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT, SUM>::threads, ring<FMT, NS, NT, RT, SUM>::blocks)
+static __global__ void __launch_bounds__(experts_ring<FMT, NS, NT, RT, SUM>::threads, experts_ring<FMT, NS, NT, RT, SUM>::blocks)
     experts_ring_kernel(const __grid_constant__ struct experts_args a)
 {
 #if __CUDA_ARCH__ >= 900
-    using R = ring<FMT, NS, NT, RT, SUM>;
-    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth, AHEAD = NT == 1 ? STAGE : 1;
+    using R = experts_ring<FMT, NS, NT, RT, SUM>;
+    constexpr int STAGE = R::stage, AHEAD = NT == 1 ? STAGE : 1;
     extern __shared__ __align__(128) uint8_t smem[];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    float4(*red)[WARPS][RT][NT][32] = (float4(*)[WARPS][RT][NT][32])(smem + D * R::slot);
-    const uint32_t full = ck_smem(smem + R::bars), empty = full + 8u * D, red_full = empty + 8u * D, red_empty = red_full + 8u * R::n_red;
-    int longest = 0; /* tiles of a leaf */
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) longest = max(longest, ck_leaf_first(a.n_ktile, i + 1) - ck_leaf_first(a.n_ktile, i));
-    const int n_stage = (longest + STAGE - 1) / STAGE;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < D; i++) {
-            ck_mbar_init(full + 8u * (uint32_t)i, WARPS);
-            ck_mbar_init(empty + 8u * (uint32_t)i, WARPS);
-        }
-        for (int i = 0; i < R::n_red; i++) {
-            ck_mbar_init(red_full + 8u * (uint32_t)i, WARPS);
-            ck_mbar_init(red_empty + 8u * (uint32_t)i, R::n_sum);
-        }
-    }
-    ck_mbar_init_done();
-    __syncthreads();
-    if (warp == WARPS) {
-        if (lane < WARPS) ring_bring<FMT, NS, NT, RT, GLU, SUM>(a, ck_smem(smem), full, empty, n_stage, lane);
+    float4(*red)[CK_LEAVES][RT][NT][32] = (float4(*)[CK_LEAVES][RT][NT][32])(smem + R::depth * R::slot);
+    const ck_ring_bars<R> bars(smem);
+    const int n_stage = ck_ring_stages<R>(a.n_ktile);
+    bars.init();
+    if (warp == CK_LEAVES) {
+        if (lane < CK_LEAVES) experts_bring<FMT, NS, RT, GLU, SUM>(a, ck_smem(smem), bars, n_stage, lane);
         return;
     }
-    if (warp > WARPS) {
+    if (warp > CK_LEAVES) {
         if constexpr (SUM) {
             __shared__ float factor[ALONE_MAX * 16], bias[ALONE_MAX * 16];
-            ring_sum_experts<FMT, NS>(a, red, red_full, red_empty, factor, bias, lane);
+            experts_sum_token(a, red, bars, factor, bias, lane);
         } else {
-            ring_sum<FMT, NS, NT, RT, GLU>(a, red, red_full, red_empty, warp - WARPS - 1, lane);
+            experts_sum<NT, RT, GLU>(a, red, bars, warp - CK_LEAVES - 1, lane);
         }
         return;
     }
@@ -442,16 +363,14 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT, SUM>::threads, ri
                 if (t < STAGE || !ends) x_load<NT>(x[i % AHEAD], xv, cols, k + t * 64, t < left);
                 else x_load<NT>(x[i % AHEAD], xv, then, k0 + (t - STAGE) * 64, t - STAGE < n_tile);
             };
-            ck_mbar_wait(full + 8u * (uint32_t)slot, phase);
+            ck_mbar_wait(bars.full + 8u * (uint32_t)slot, phase);
             if (left >= STAGE) { /* all codes of the stage are under way before the first is needed */
                 ck_lane_tile<FMT, NS> w[STAGE][RT];
 #pragma unroll
-                for (int i = 0; i < STAGE; i++)
-#pragma unroll
-                    for (int r = 0; r < RT; r++) w[i][r].load_shared(from + (uint32_t)((r * STAGE + i) * tile), lane);
+                for (int i = 0; i < STAGE; i++) ck_ring_load<R>(w[i], from, i, lane);
 #pragma unroll
                 for (int i = 0; i < STAGE; i++) {
-                    tile_product<FMT, NS, NT, RT>(acc, w[i], x[i % AHEAD], lane);
+                    ck_tile_product<FMT, NS, NT, RT>(acc, w[i], x[i % AHEAD], lane);
                     next_x(i);
                 }
             } else {
@@ -459,29 +378,23 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT, SUM>::threads, ri
                 for (int i = 0; i < STAGE; i++) {
                     ck_lane_tile<FMT, NS> w[RT];
                     if (i < left) {
-#pragma unroll
-                        for (int r = 0; r < RT; r++) w[r].load_shared(from + (uint32_t)((r * STAGE + i) * tile), lane);
-                        tile_product<FMT, NS, NT, RT>(acc, w, x[i % AHEAD], lane);
+                        ck_ring_load<R>(w, from, i, lane);
+                        ck_tile_product<FMT, NS, NT, RT>(acc, w, x[i % AHEAD], lane);
                     }
                     next_x(i);
                 }
             }
-            __syncwarp();
-            if (lane == 0) ck_mbar_arrive(empty + 8u * (uint32_t)slot);
-            if (++slot == D) {
+            ck_ring_pass(bars.empty + 8u * (uint32_t)slot, lane);
+            if (++slot == R::depth) {
                 slot = 0;
                 phase ^= 1;
             }
         }
 #pragma unroll
         for (int q = 0; q < NT; q++) cols[q] = then[q];
-        ck_mbar_wait(red_empty + 8u * (uint32_t)b, red_phase);
-#pragma unroll
-        for (int r = 0; r < RT; r++)
-#pragma unroll
-            for (int q = 0; q < NT; q++) red[b][warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
-        __syncwarp();
-        if (lane == 0) ck_mbar_arrive(red_full + 8u * (uint32_t)b);
+        ck_mbar_wait(bars.red_empty + 8u * (uint32_t)b, red_phase);
+        ck_leaf_put<NT, RT>(red[b][warp], acc, lane);
+        ck_ring_pass(bars.red_full + 8u * (uint32_t)b, lane);
         if (++b == R::n_red) {
             b = 0;
             red_phase ^= 1;
@@ -520,14 +433,14 @@ template <int RT, bool GLU> static unsigned grid_of(struct experts_args *a, cons
 template <int FMT, int NS, int NT, int RT, bool GLU, bool SUM>
 static int launch(const struct ck_ctx *c, struct experts_args a, const struct ck_experts *e, cudaStream_t st)
 {
-    using R = ring<FMT, NS, NT, RT, SUM>;
+    using R = experts_ring<FMT, NS, NT, RT, SUM>;
     const unsigned grid = grid_of<RT, GLU>(&a, e, SUM, c->n_sm * R::blocks);
     return ck_launch(c, experts_ring_kernel<FMT, NS, NT, RT, GLU, SUM>, dim3(grid), R::threads, R::bytes, st, a);
 }
 template <int FMT, int NS, int NT, bool GLU> static int launch_straight(const struct ck_ctx *c, struct experts_args a, const struct ck_experts *e, cudaStream_t st)
 {
     const unsigned grid = grid_of<GLU ? 2 : 1, GLU>(&a, e, false, c->n_sm * 4);
-    return ck_launch(c, experts_kernel<FMT, NS, NT, GLU ? 2 : 1, GLU>, dim3(grid), WARPS * 32, 0, st, a);
+    return ck_launch(c, experts_kernel<FMT, NS, NT, GLU ? 2 : 1, GLU>, dim3(grid), CK_LEAVES * 32, 0, st, a);
 }
 template <int FMT, int NS, int NT, bool GLU> static int launch_width(const struct ck_ctx *c, const struct experts_args &a, const struct ck_experts *e, cudaStream_t st)
 {

@@ -1,18 +1,13 @@
 /* kernels_linear.cu: products with mma.sync: the path for few tokens everywhere, and for any number where no other form has them
  * (kernels_batch.cu: some tokens; kernels_gemm.cu: many). Which form a product takes is decided at the end of this file.
- *
- * A block owns RT tiles of 16 rows at a time and takes 8 leaves of k at once, one a warp; leaf sums meet in shared memory and are added
- * in order. Tokens are columns, 8 an instruction, NT instructions a block.
+ * How a block works is in kernels_ring.cuh; its columns are tokens.
  */
-#include "ops/cuda/kernels_dev.cuh"
 #include "ops/cuda/kernels_int.h"
-#include "ops/cuda/kernels_norm.cuh"
+#include "ops/cuda/kernels_linear_norm.cuh"
+#include "ops/cuda/kernels_ring.cuh"
 
-#define WARPS CK_LEAVES
-/* Halves of a row that was normed here: rows lie in different banks. As much of them as leaves room for two blocks. */
-#define CK_NORM_LD(k_pad) ((k_pad) + 32)
-#define NORM_BYTES (12 * 1024)
-#define NORM_TOKENS 2 /* one after the other: of more, a launch of its own is sooner done */
+#define NORM_BYTES (12 * 1024) /* of rows that were normed here: as much as leaves room for two blocks */
+#define NORM_TOKENS 2          /* one after the other: of more, a launch of its own is sooner done */
 
 struct linear_args {
     struct ck_out part[CK_MAX_PARTS];
@@ -29,26 +24,8 @@ static __device__ __forceinline__ int part_of(const struct linear_args &a, int u
     return p;
 }
 
-/* Codes of one tile against NT x 8 tokens. */
-template <int FMT, int NS, int NT, int RT>
-static __device__ __forceinline__ void tile_product(float acc[RT][NT][4], const ck_lane_tile<FMT, NS> w[RT], const uint4 x[NT][2], int lane)
-{
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int r = 0; r < RT; r++) {
-            uint32_t f[4];
-            w[r].frag(f, j, lane);
-#pragma unroll
-            for (int q = 0; q < NT; q++) {
-                uint4 v = x[q][j >> 1];
-                ck_mma_f16(acc[r][q], f, j & 1 ? v.z : v.x, j & 1 ? v.w : v.y);
-            }
-        }
-}
-
 /* This lane's part of a k tile of x, at `at`: two steps in each 16 bytes; what lies beyond the last token stays as it is. */
-template <int NT> static __device__ __forceinline__ void x_load(uint4 x[NT][2], const __half *at, int64_t ld, int n_left)
+template <int NT> static __device__ __forceinline__ void x_load(uint4 (&x)[NT][2], const __half *at, int64_t ld, int n_left)
 {
 #pragma unroll
     for (int q = 0; q < NT; q++) {
@@ -59,9 +36,6 @@ template <int NT> static __device__ __forceinline__ void x_load(uint4 x[NT][2], 
         }
     }
 }
-
-/* Row tile r of a unit: plain units are RT neighbours of one part, gated ones RT / 2 of gate, then the same of up. */
-template <int RT, bool GLU> static __device__ __forceinline__ int row_tile_of(int unit, int r) { return GLU ? unit * (RT / 2) + r % (RT / 2) : unit * RT + r; }
 
 /* What the sums of a unit meet, loaded ahead of them: factors of its rows, the values that they are added to. Lane l has float4 l of
  * tokens token0 + 8 q ... of each row tile. */
@@ -75,7 +49,7 @@ template <int NT, int RT, bool GLU> struct unit_rows {
         const struct ck_out &o = a.part[p];
 #pragma unroll
         for (int r = 0; r < OUT; r++) {
-            const int row = row_tile_of<RT, GLU>(unit, r) * 16 + (l >> 2);
+            const int row = ck_row_tile<RT, GLU>(unit, r) * 16 + (l >> 2);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 rows[r][h] = ck_row_load(o, a.x.mul, row + 8 * h);
@@ -106,18 +80,10 @@ static __device__ __forceinline__ void sum_leaves(const struct linear_args &a, c
         float s[2][4];
 #pragma unroll
         for (int h = 0; h < (GLU ? 2 : 1); h++) {
-            float4 v = red[0][r + h * OUT][q][l];
+            const float4 v = ck_leaves_sum<NT, RT>(red, r + h * OUT, q, l);
             s[h][0] = v.x, s[h][1] = v.y, s[h][2] = v.z, s[h][3] = v.w;
-#pragma unroll
-            for (int k = 1; k < WARPS; k++) {
-                v = red[k][r + h * OUT][q][l];
-                s[h][0] = __fadd_rn(s[h][0], v.x);
-                s[h][1] = __fadd_rn(s[h][1], v.y);
-                s[h][2] = __fadd_rn(s[h][2], v.z);
-                s[h][3] = __fadd_rn(s[h][3], v.w);
-            }
         }
-        const int row = row_tile_of<RT, GLU>(unit, r) * 16 + (l >> 2);
+        const int row = ck_row_tile<RT, GLU>(unit, r) * 16 + (l >> 2);
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int rr = row + (e >> 1) * 8, tk = token + (e & 1);
@@ -139,11 +105,11 @@ static __device__ __forceinline__ const uint8_t *unit_tiles(const struct linear_
 
 /* Straight loads: before sm_90. */
 template <int FMT, int NS, int NT, int RT, bool GLU>
-static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_constant__ struct linear_args a)
+static __global__ void __launch_bounds__(CK_LEAVES * 32) linear_kernel(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ < 900
     constexpr int tile_bytes = ck_tile_size<FMT, NS>();
-    __shared__ float4 red[WARPS][RT][NT][32];
+    __shared__ float4 red[CK_LEAVES][RT][NT][32];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int token0 = (int)blockIdx.y * NT * 8, n_left = a.m - token0 - (lane >> 2);
     const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
@@ -152,7 +118,7 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
         const uint8_t *tiles[RT];
         int p = GLU ? 0 : part_of(a, unit), u = unit - a.part[p].unit0;
 #pragma unroll
-        for (int r = 0; r < RT; r++) tiles[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, row_tile_of<RT, GLU>(u, r));
+        for (int r = 0; r < RT; r++) tiles[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, ck_row_tile<RT, GLU>(u, r));
         float acc[RT][NT][4] = {};
         for (int g = first; g < last; g++) {
             ck_lane_tile<FMT, NS> w[RT];
@@ -160,12 +126,9 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
 #pragma unroll
             for (int r = 0; r < RT; r++) w[r].load(tiles[r] + (int64_t)g * tile_bytes, lane);
             x_load<NT>(x, xp + g * 64, a.x.k_pad, n_left);
-            tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
+            ck_tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
         }
-#pragma unroll
-        for (int r = 0; r < RT; r++)
-#pragma unroll
-            for (int q = 0; q < NT; q++) red[warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
+        ck_leaf_put<NT, RT>(red[warp], acc, lane);
         __syncthreads();
         struct unit_rows<NT, RT, GLU> rows;
         rows.load(a, p, u, token0, 1, 0, lane);
@@ -175,111 +138,17 @@ static __global__ void __launch_bounds__(WARPS * 32) linear_kernel(const __grid_
 #endif
 }
 
-/* sm_90: eight warps multiply, one leaf each; a ninth brings weights by bulk copies into a ring of stages (some tiles of every leaf), far
- * ahead, over units and before the kernel waits for the one before it; a tenth (of many tokens,
- * four) adds the leaf sums. So the warps that multiply do nothing
- * else, and neither the summing nor what it reads from memory is waited for. Up to 16 tokens two blocks share a multiprocessor. */
-template <int FMT, int NS, int NT, int RT> struct ring {
-    enum {
-        blocks = NT <= 2 ? 2 : 1,
-        n_sum = NT == 4 ? 4 : 1,      /* warps that add leaf sums */
-        threads = (WARPS + 1 + n_sum) * 32,
-        tile = ck_tile_size<FMT, NS>(),
-        near = NT == 1 && FMT == CK_Q4, /* x is to stay in the first-level cache, which has what shared memory leaves: see launch */
-        most = NT == 4 || (near && RT == 1) ? 1152 : 2304, /* bytes; of many tokens a tile takes long, and their values need the registers */
-        stage = most / (RT * tile) > 0 ? most / (RT * tile) : 1, /* tiles of a leaf in a stage */
-        leaf = RT * stage * tile,
-        slot = WARPS * leaf,
-        red = WARPS * RT * NT * 512,
-        n_red = NT * RT > 4 || (near && RT == 2) ? 1 : 2,
-        room = (near ? 64 : blocks == 2 ? 100 : 200) * 1024,
-        fit = (room - n_red * red) / slot,
-        depth = fit > 8 ? 8 : fit < 2 ? 2 : fit,
-        bars = depth * slot + n_red * red,
-        bytes = bars + 16 * (depth + n_red)
-    };
+/* NEAR: x is to stay in the first-level cache, which has what shared memory leaves (see launch). */
+template <int FMT, int NS, int NT, int RT, bool NEAR = NT == 1 && FMT == CK_Q4>
+struct linear_ring : ck_ring<FMT, NS, NT, RT, NEAR && RT == 1, NEAR && RT == 2 ? 1 : 2, NEAR ? 64 : NT <= 2 ? 100 : 200> {
+    enum { near = NEAR };
 };
 
-/* A linear input that is a norm not yet taken (struct ck_x: norm_in): the rows' values to shared memory, [m][ld], by the warps that
- * multiply. The same operations as norm_kernel's (steps_rows.cu), whose 512 or 128 threads are played by 256. */
-#define NORM_KEEP 16
-static __device__ __forceinline__ void norm_meet(void) { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-static __device__ __forceinline__ void norm_pairs(const struct ck_x &x, int m, __half *to, int ld, float *warps)
-{
-    const int tid = (int)threadIdx.x, n = (int)x.k;
-    const float inv_mul = 1.0f / x.mul;
-    struct ck_norm_row weight, row;
-    if (x.norm_weight) weight.load(x.norm_weight, n, tid, 1.0f);
-    for (int i = 0; i < m; i++)
-        for (int k = n + tid; k < x.k_pad; k += 256) to[i * ld + k] = __float2half_rn(0.0f);
-    ck_pdl_wait();
-    for (int i = 0; i < m; i++) {
-        row.load(x.norm_in + (int64_t)i * x.ld_norm, n, tid, 0.0f);
-        const float r = row.factor(n, x.norm_eps, tid, warps, norm_meet);
-        row.out(n, tid, r, x.norm_identity != 0, weight, x.norm_weight != NULL, inv_mul, [&](int k, __half2 v) { *(__half2 *)(to + i * ld + k) = v; });
-        norm_meet();
-    }
-}
-
-static __device__ __forceinline__ void norm_rows(const struct ck_x &x, int m, __half *to, int ld, float *warps)
-{
-    if (ck_norm_pairs(x.norm_in, x.ld_norm, x.norm_weight, (int)x.k)) {
-        norm_pairs(x, m, to, ld, warps);
-        return;
-    }
-    const int tid = (int)threadIdx.x, n = (int)x.k, wide = n >= 1024, step = wide ? 256 : 128, n_warp = wide ? 16 : 4;
-    const bool mine = wide || tid < 128;
-    float weight[NORM_KEEP], v[NORM_KEEP];
-#pragma unroll
-    for (int j = 0; j < NORM_KEEP; j++) weight[j] = mine && x.norm_weight && j * step + tid < n ? x.norm_weight[j * step + tid] : 1.0f;
-    ck_pdl_wait();
-    for (int i = 0; i < m; i++) {
-        const float *in = x.norm_in + (int64_t)i * x.ld_norm;
-        float s0 = 0.0f, s1 = 0.0f, r = 1.0f, sum = 0.0f; /* of threads tid and, of 512, tid + 256 */
-#pragma unroll
-        for (int j = 0; j < NORM_KEEP; j++) v[j] = mine && j * step + tid < n ? in[j * step + tid] : 0.0f;
-#pragma unroll
-        for (int j = 0; j < NORM_KEEP; j++) {
-            if (wide && (j & 1)) s1 = __fmaf_rn(v[j], v[j], s1);
-            else s0 = __fmaf_rn(v[j], v[j], s0);
-        }
-        for (int k = NORM_KEEP * 256 + tid; wide && k < n; k += 512) {
-            s0 = __fmaf_rn(in[k], in[k], s0);
-            if (k + 256 < n) s1 = __fmaf_rn(in[k + 256], in[k + 256], s1);
-        }
-        for (int s = 16; s > 0; s /= 2) {
-            s0 = s0 + __shfl_xor_sync(0xffffffffu, s0, s);
-            s1 = s1 + __shfl_xor_sync(0xffffffffu, s1, s);
-        }
-        if ((tid & 31) == 0) {
-            warps[tid >> 5] = s0;
-            warps[8 + (tid >> 5)] = s1;
-        }
-        norm_meet();
-        for (int w = 0; w < n_warp; w++) sum = sum + warps[w];
-        if (!x.norm_identity) r = 1.0f / sqrtf(sum * (1.0f / (float)n) + x.norm_eps);
-        auto put = [&](int k, float y, float g) {
-            if (!x.norm_identity) {
-                y = y * r;
-                if (x.norm_weight) y = y * g;
-            }
-            to[i * ld + k] = __float2half_rn(y * (1.0f / x.mul));
-        };
-#pragma unroll
-        for (int j = 0; j < NORM_KEEP; j++)
-            if (mine && j * step + tid < n) put(j * step + tid, v[j], weight[j]);
-        for (int k = NORM_KEEP * 256 + tid; wide && k < n; k += 256) put(k, in[k], x.norm_weight ? x.norm_weight[k] : 1.0f);
-        for (int k = n + tid; k < x.k_pad; k += 256) to[i * ld + k] = __float2half_rn(0.0f);
-        norm_meet();
-    }
-}
-
-/* Brings every unit's weights, lane i those of leaf i. */
-template <int FMT, int NS, int NT, int RT, bool GLU>
-static __device__ __forceinline__ void ring_bring(const struct linear_args &a, uint32_t slots, uint32_t full, uint32_t empty, int n_stage, int lane)
-{
 #if __CUDA_ARCH__ >= 900
-    using R = ring<FMT, NS, NT, RT>;
+/* Brings every unit's weights, lane i those of leaf i; before the kernel waits for the one before it. */
+template <int FMT, int NS, int NT, int RT, bool GLU, typename R>
+static __device__ __forceinline__ void linear_bring(const struct linear_args &a, uint32_t slots, const ck_ring_bars<R> &bars, int n_stage, int lane)
+{
     const int first = ck_leaf_first(a.n_ktile, lane), n_tile = ck_leaf_first(a.n_ktile, lane + 1) - first;
     const uint64_t policy = ck_policy_first();
     int slot = 0;
@@ -289,34 +158,27 @@ static __device__ __forceinline__ void ring_bring(const struct linear_args &a, u
         const uint8_t *src[RT];
 #pragma unroll
         for (int r = 0; r < RT; r++)
-            src[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, row_tile_of<RT, GLU>(unit - a.part[p].unit0, r)) + (int64_t)first * R::tile;
+            src[r] = unit_tiles<FMT, NS>(a, GLU ? r / (RT / 2) : p, ck_row_tile<RT, GLU>(unit - a.part[p].unit0, r)) + (int64_t)first * R::tile;
         /* The next kernel may come when this block's last unit is on its way: earlier it would take room from blocks still to start. */
         if (unit + (int)gridDim.x >= a.n_units) ck_pdl_launch();
         for (int s = 0; s < n_stage; s++) {
             const int left = n_tile - s * R::stage, n = left < R::stage ? left : R::stage;
-            const uint32_t bar = full + 8u * (uint32_t)slot, to = slots + (uint32_t)(slot * R::slot + lane * R::leaf);
-            ck_mbar_wait(empty + 8u * (uint32_t)slot, phase);
-            ck_mbar_expect(bar, n > 0 ? (uint32_t)(RT * n * R::tile) : 0u);
-            if (n > 0)
-#pragma unroll
-                for (int r = 0; r < RT; r++)
-                    ck_bulk(to + (uint32_t)(r * R::stage * R::tile), src[r] + s * (R::stage * R::tile), (uint32_t)(n * R::tile), bar, policy);
+            const uint32_t bar = bars.full + 8u * (uint32_t)slot, to = slots + (uint32_t)(slot * R::slot + lane * R::leaf);
+            ck_mbar_wait(bars.empty + 8u * (uint32_t)slot, phase);
+            ck_ring_bring<R>(src, s, n, to, bar, policy);
             if (++slot == R::depth) {
                 slot = 0;
                 phase ^= 1;
             }
         }
     }
-#endif
 }
 
 /* Adds the leaf sums of every unit; of the warps that do, number `part`. */
-template <int FMT, int NS, int NT, int RT, bool GLU>
-static __device__ __forceinline__ void ring_sum(const struct linear_args &a, const float4 (*red)[WARPS][RT][NT][32], uint32_t red_full, uint32_t red_empty,
-                                                int token0, int part, int lane)
+template <int NT, int RT, bool GLU, typename R>
+static __device__ __forceinline__ void linear_sum(const struct linear_args &a, const float4 (*red)[CK_LEAVES][RT][NT][32], const ck_ring_bars<R> &bars, int token0,
+                                                  int part, int lane)
 {
-#if __CUDA_ARCH__ >= 900
-    using R = ring<FMT, NS, NT, RT>;
     int b = 0;
     uint32_t phase = 0;
     ck_pdl_wait();
@@ -324,53 +186,39 @@ static __device__ __forceinline__ void ring_sum(const struct linear_args &a, con
         const int p = GLU ? 0 : part_of(a, unit), u = unit - a.part[p].unit0;
         struct unit_rows<NT, RT, GLU> rows;
         rows.load(a, p, u, token0, R::n_sum, part, lane);
-        ck_mbar_wait(red_full + 8u * (uint32_t)b, phase);
+        ck_mbar_wait(bars.red_full + 8u * (uint32_t)b, phase);
 #pragma unroll
         for (int q = 0; q < NT; q++)
             if (q % R::n_sum == part) sum_leaves<NT, RT, GLU>(a, rows, red[b], p, u, token0, q, lane);
-        __syncwarp();
-        if (lane == 0) ck_mbar_arrive(red_empty + 8u * (uint32_t)b);
+        ck_ring_pass(bars.red_empty + 8u * (uint32_t)b, lane);
         if (++b == R::n_red) {
             b = 0;
             phase ^= 1;
         }
     }
-#endif
 }
+#endif
 
 template <int FMT, int NS, int NT, int RT, bool GLU>
-static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FMT, NS, NT, RT>::blocks) ring_kernel(const __grid_constant__ struct linear_args a)
+static __global__ void __launch_bounds__(linear_ring<FMT, NS, NT, RT>::threads, linear_ring<FMT, NS, NT, RT>::blocks)
+    linear_ring_kernel(const __grid_constant__ struct linear_args a)
 {
 #if __CUDA_ARCH__ >= 900
-    using R = ring<FMT, NS, NT, RT>;
-    constexpr int tile = R::tile, STAGE = R::stage, D = R::depth, AHEAD = NT == 1 && !(R::near && GLU) ? STAGE : 1;
+    using R = linear_ring<FMT, NS, NT, RT>;
+    constexpr int STAGE = R::stage, AHEAD = NT == 1 && !(R::near && GLU) ? STAGE : 1;
     extern __shared__ __align__(128) uint8_t smem[];
     __shared__ float norm_warps[16];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, token0 = (int)blockIdx.y * NT * 8;
-    float4(*red)[WARPS][RT][NT][32] = (float4(*)[WARPS][RT][NT][32])(smem + D * R::slot);
-    const uint32_t full = ck_smem(smem + R::bars), empty = full + 8u * D, red_full = empty + 8u * D, red_empty = red_full + 8u * R::n_red;
-    int longest = 0; /* tiles of a leaf */
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) longest = max(longest, ck_leaf_first(a.n_ktile, i + 1) - ck_leaf_first(a.n_ktile, i));
-    const int n_stage = (longest + STAGE - 1) / STAGE;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < D; i++) {
-            ck_mbar_init(full + 8u * (uint32_t)i, WARPS);
-            ck_mbar_init(empty + 8u * (uint32_t)i, WARPS);
-        }
-        for (int i = 0; i < R::n_red; i++) {
-            ck_mbar_init(red_full + 8u * (uint32_t)i, WARPS);
-            ck_mbar_init(red_empty + 8u * (uint32_t)i, R::n_sum);
-        }
-    }
-    ck_mbar_init_done();
-    __syncthreads();
-    if (warp == WARPS) {
-        if (lane < WARPS) ring_bring<FMT, NS, NT, RT, GLU>(a, ck_smem(smem), full, empty, n_stage, lane);
+    float4(*red)[CK_LEAVES][RT][NT][32] = (float4(*)[CK_LEAVES][RT][NT][32])(smem + R::depth * R::slot);
+    const ck_ring_bars<R> bars(smem);
+    const int n_stage = ck_ring_stages<R>(a.n_ktile);
+    bars.init();
+    if (warp == CK_LEAVES) {
+        if (lane < CK_LEAVES) linear_bring<FMT, NS, NT, RT, GLU>(a, ck_smem(smem), bars, n_stage, lane);
         return;
     }
-    if (warp > WARPS) {
-        ring_sum<FMT, NS, NT, RT, GLU>(a, red, red_full, red_empty, token0, warp - WARPS - 1, lane);
+    if (warp > CK_LEAVES) {
+        linear_sum<NT, RT, GLU>(a, red, bars, token0, warp - CK_LEAVES - 1, lane);
         return;
     }
 
@@ -379,7 +227,7 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FM
     if (NT == 1 && a.x.norm_in) {
         __half *made = (__half *)(smem + (R::bytes + 127) / 128 * 128);
         ld_x = CK_NORM_LD(a.x.k_pad);
-        norm_rows(a.x, a.m, made, (int)ld_x, norm_warps);
+        linear_norm_rows(a.x, a.m, made, (int)ld_x, norm_warps);
         x0 = made;
     } else {
         ck_pdl_wait();
@@ -405,16 +253,14 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FM
                 if (i + AHEAD < STAGE) x_load<NT>(x[i % AHEAD], now + (i + AHEAD) * 64, ld_x, i + AHEAD < left ? n_left : 0);
                 else x_load<NT>(x[i % AHEAD], then + (i + AHEAD - STAGE) * 64, ld_x, i + AHEAD - STAGE < left_then ? n_left : 0);
             };
-            ck_mbar_wait(full + 8u * (uint32_t)slot, phase);
+            ck_mbar_wait(bars.full + 8u * (uint32_t)slot, phase);
             if (left >= STAGE) { /* all codes of the stage are under way before the first is needed */
                 ck_lane_tile<FMT, NS> w[STAGE][RT];
 #pragma unroll
-                for (int i = 0; i < STAGE; i++)
-#pragma unroll
-                    for (int r = 0; r < RT; r++) w[i][r].load_shared(at + (uint32_t)((r * STAGE + i) * tile), lane);
+                for (int i = 0; i < STAGE; i++) ck_ring_load<R>(w[i], at, i, lane);
 #pragma unroll
                 for (int i = 0; i < STAGE; i++) {
-                    tile_product<FMT, NS, NT, RT>(acc, w[i], x[i % AHEAD], lane);
+                    ck_tile_product<FMT, NS, NT, RT>(acc, w[i], x[i % AHEAD], lane);
                     next_x(i);
                 }
             } else {
@@ -422,28 +268,22 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FM
                 for (int i = 0; i < STAGE; i++) {
                     ck_lane_tile<FMT, NS> w[RT];
                     if (i < left) {
-#pragma unroll
-                        for (int r = 0; r < RT; r++) w[r].load_shared(at + (uint32_t)((r * STAGE + i) * tile), lane);
-                        tile_product<FMT, NS, NT, RT>(acc, w, x[i % AHEAD], lane);
+                        ck_ring_load<R>(w, at, i, lane);
+                        ck_tile_product<FMT, NS, NT, RT>(acc, w, x[i % AHEAD], lane);
                     }
                     next_x(i);
                 }
             }
             now = then;
-            __syncwarp();
-            if (lane == 0) ck_mbar_arrive(empty + 8u * (uint32_t)slot);
-            if (++slot == D) {
+            ck_ring_pass(bars.empty + 8u * (uint32_t)slot, lane);
+            if (++slot == R::depth) {
                 slot = 0;
                 phase ^= 1;
             }
         }
-        ck_mbar_wait(red_empty + 8u * (uint32_t)b, red_phase);
-#pragma unroll
-        for (int r = 0; r < RT; r++)
-#pragma unroll
-            for (int q = 0; q < NT; q++) red[b][warp][r][q][lane] = make_float4(acc[r][q][0], acc[r][q][1], acc[r][q][2], acc[r][q][3]);
-        __syncwarp();
-        if (lane == 0) ck_mbar_arrive(red_full + 8u * (uint32_t)b);
+        ck_mbar_wait(bars.red_empty + 8u * (uint32_t)b, red_phase);
+        ck_leaf_put<NT, RT>(red[b][warp], acc, lane);
+        ck_ring_pass(bars.red_full + 8u * (uint32_t)b, lane);
         if (++b == R::n_red) {
             b = 0;
             red_phase ^= 1;
@@ -456,7 +296,7 @@ static __global__ void __launch_bounds__(ring<FMT, NS, NT, RT>::threads, ring<FM
 
 template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const struct ck_ctx *c, struct linear_args a, cudaStream_t st)
 {
-    using R = ring<FMT, NS, NT, RT>;
+    using R = linear_ring<FMT, NS, NT, RT>;
     a.n_units = 0;
     for (int p = 0; p < (GLU ? 1 : a.n_parts); p++) { /* RT neighbours make a unit; gated outputs have rows up to k_pad */
         int64_t rows = GLU ? a.out.k_pad : a.part[p].n, of = 16 * (GLU ? RT / 2 : RT);
@@ -470,8 +310,8 @@ template <int FMT, int NS, int NT, int RT, bool GLU> static int launch(const str
     /* x of 8 tokens (64 KB for k of 4,096) then comes from the second level once a multiprocessor, not once a unit. A smaller one always does, and
      * attention before and behind takes what there is: a multiprocessor must be empty to be divided otherwise. */
     unsigned shared = !R::near ? 0u : a.m > 2 && a.x.k_pad >= 2048 ? ck_shared_percent(R::blocks, smem) : 100u;
-    if (c->major >= 9) return ck_launch_shape(c, ring_kernel<FMT, NS, NT, RT, GLU>, ck_shape{ grid, 1u, R::threads, smem, shared }, st, a);
-    if constexpr (RT == (GLU ? 2 : 1)) return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, WARPS * 32, 0, st, a);
+    if (c->major >= 9) return ck_launch_shape(c, linear_ring_kernel<FMT, NS, NT, RT, GLU>, ck_shape{ grid, 1u, R::threads, smem, shared }, st, a);
+    if constexpr (RT == (GLU ? 2 : 1)) return ck_launch(c, linear_kernel<FMT, NS, NT, RT, GLU>, grid, CK_LEAVES * 32, 0, st, a);
     else return (int)cudaErrorInvalidValue; /* launch_nt asks for no other before sm_90 */
 }
 /* Two row tiles share a load of x as long as every multiprocessor has some; gated units have two anyhow. Bits do not depend on it. */
