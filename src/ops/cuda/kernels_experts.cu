@@ -6,156 +6,11 @@
  * (of prompts more: kernels_experts_gemm.cu).
  * Of few tokens every slot is a piece, and down's units are row tiles of a token: its experts one after the other, summed on the way.
  */
-#include "ops/cuda/kernels_experts.cuh"
+#include "ops/cuda/kernels_experts_sum.cuh"
 #include "ops/cuda/kernels_int.h"
-#include "ops/cuda/kernels_ring.cuh"
 
 #define ALONE 2      /* tokens of a batch whose slots are pieces */
 #define ALONE_MAX 32 /* of the experts of such a token */
-
-struct experts_args {
-    struct ck_out part[2];      /* the stacks, n: rows of an expert; gate and up, or down */
-    struct ck_x x, out;
-    struct ck_expert_list list;
-    struct ck_expert_sum sum;
-    int n_row_unit, n_ktile;
-    int n_unit;                 /* -1: as many as pieces make */
-    int per, top_k;             /* slot / per is its row of x */
-    int glu;
-};
-
-/* Where a block is: unit after unit, of a token its experts in turn when sums are taken here. i: the piece or token, u: its row unit. */
-template <bool SUM> struct walk {
-    int unit, j, i, u, n_unit, per, top_k;
-    __device__ __forceinline__ walk(const struct experts_args &a)
-    {
-        per = a.n_row_unit;
-        top_k = a.top_k;
-        n_unit = a.n_unit >= 0 ? a.n_unit : *a.list.n_piece * per;
-        unit = (int)blockIdx.x;
-        begin();
-    }
-    __device__ __forceinline__ void begin(void)
-    {
-        j = 0;
-        i = unit / per;
-        u = unit - i * per;
-    }
-    __device__ __forceinline__ bool on(void) const { return unit < n_unit; }
-    __device__ __forceinline__ void next(void)
-    {
-        if (SUM && ++j < top_k) return;
-        unit += (int)gridDim.x;
-        begin();
-    }
-    __device__ __forceinline__ int piece(void) const { return SUM ? i * top_k + j : i; }
-};
-
-static __device__ __forceinline__ struct ck_piece piece_at(const struct experts_args &a, int i)
-{
-    const int4 v = *(const int4 *)&a.list.pieces[i];
-    return ck_piece{ v.x, v.y, v.z, v.w };
-}
-
-/* Row tile r of unit u; rows behind an expert's last: any will do. */
-template <int FMT, int NS, int RT, bool GLU>
-static __device__ __forceinline__ const uint8_t *unit_tiles(const struct experts_args &a, int expert, int u, int r)
-{
-    const struct ck_out &o = a.part[GLU ? r / (RT / 2) : 0];
-    const int rt = ck_row_tile<RT, GLU>(u, r);
-    return o.tiles + ((int64_t)expert * (o.n / 16) + (rt * 16 < o.n ? rt : 0)) * a.n_ktile * ck_tile_size<FMT, NS>();
-}
-
-/* Where the columns of this lane begin in x: -1 for none. Lane l has columns 8 q + l / 4. */
-template <int NT> static __device__ __forceinline__ void columns_of(const struct experts_args &a, int i_piece, int lane, int (&at)[NT])
-{
-#pragma unroll
-    for (int q = 0; q < NT; q++) at[q] = -1;
-    if (a.list.most == 1) {
-        if (lane < 4) at[0] = i_piece / a.per * (int)a.x.k_pad;
-        return;
-    }
-    const struct ck_piece p = piece_at(a, i_piece);
-#pragma unroll
-    for (int q = 0; q < NT; q++) {
-        const int col = q * 8 + (lane >> 2);
-        if (col < p.n) at[q] = a.list.slots[p.first + col] / a.per * (int)a.x.k_pad;
-    }
-}
-
-template <int NT> static __device__ __forceinline__ void x_load(uint4 (&x)[NT][2], const __half *v, const int (&at)[NT], int k, bool is)
-{
-#pragma unroll
-    for (int q = 0; q < NT; q++)
-        if (is && at[q] >= 0) {
-            const uint4 *src = (const uint4 *)(v + at[q] + k);
-            x[q][0] = src[0];
-            x[q][1] = src[4];
-        }
-}
-
-/* The stack as its expert sees it. */
-static __device__ __forceinline__ struct ck_out part_of(const struct experts_args &a, int p, int expert)
-{
-    struct ck_out o = a.part[p];
-    o.row_scale += (int64_t)expert * o.n;
-    if (o.bias) o.bias += (int64_t)expert * o.n;
-    return o;
-}
-
-/* What the leaf sums of a unit meet, loaded a unit ahead of them: factors of its rows, where its columns go. */
-template <int NT, int RT, bool GLU> struct unit_ends {
-    enum { OUT = GLU ? RT / 2 : RT };
-    struct ck_row rows[OUT][2], ups[OUT][2];
-    int slot[NT][2];     /* -1: no column */
-    /* every, part: column eighths q with q % every == part. */
-    __device__ __forceinline__ void load(const struct experts_args &a, int i_piece, int u, int every, int part, int l)
-    {
-        const struct ck_piece p = piece_at(a, i_piece);
-        const struct ck_out o = part_of(a, 0, p.expert), up = part_of(a, GLU ? 1 : 0, p.expert);
-#pragma unroll
-        for (int r = 0; r < OUT; r++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int row = ck_row_tile<RT, GLU>(u, r) * 16 + (l >> 2) + 8 * h;
-                rows[r][h] = ck_row_load(o, a.x.mul, row);
-                if (GLU) ups[r][h] = ck_row_load(up, a.x.mul, row);
-            }
-#pragma unroll
-        for (int q = 0; q < NT; q++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int col = q * 8 + (l & 3) * 2 + e;
-                slot[q][e] = -1;
-                if (q % every == part && col < p.n) slot[q][e] = a.list.most == 1 ? i_piece : a.list.slots[p.first + col];
-            }
-    }
-};
-
-template <int NT, int RT, bool GLU>
-static __device__ __forceinline__ void unit_out(const struct experts_args &a, const struct unit_ends<NT, RT, GLU> &ends, const float4 (*red)[RT][NT][32], int u,
-                                                int q, int l)
-{
-    constexpr int OUT = GLU ? RT / 2 : RT;
-    const float inv = GLU ? __fdiv_rn(1.0f, a.out.mul) : 0.0f;
-#pragma unroll
-    for (int r = 0; r < OUT; r++) {
-        const float4 s4 = ck_leaves_sum<NT, RT>(red, r, q, l), t4 = GLU ? ck_leaves_sum<NT, RT>(red, r + OUT, q, l) : s4;
-        const float s[4] = { s4.x, s4.y, s4.z, s4.w }, t[4] = { t4.x, t4.y, t4.z, t4.w };
-        const int row = ck_row_tile<RT, GLU>(u, r) * 16 + (l >> 2);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int rr = row + (e >> 1) * 8, slot = ends.slot[q][e & 1];
-            if (slot < 0) continue;
-            if (!GLU) {
-                if (rr < a.part[0].n) a.part[0].y[(int64_t)slot * a.part[0].ld_y + rr] = ck_out_linear(a.part[0], ends.rows[r][e >> 1], s[e]);
-            } else if (rr < a.out.k_pad) {
-                const float v = ck_glu_value(a.part[0], a.part[1], a.glu, inv, ends.rows[r][e >> 1], ends.ups[r][e >> 1], rr, s[e], t[e]);
-                ((__half *)a.out.v)[(int64_t)slot * a.out.k_pad + rr] = __float2half_rn(v);
-            }
-        }
-    }
-}
 
 /* Straight loads: before sm_90. */
 template <int FMT, int NS, int NT, int RT, bool GLU>
@@ -167,25 +22,25 @@ static __global__ void __launch_bounds__(CK_LEAVES * 32) experts_kernel(const __
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int first = ck_leaf_first(a.n_ktile, warp), last = ck_leaf_first(a.n_ktile, warp + 1);
     const __half *xv = (const __half *)a.x.v + (lane & 3) * 8;
-    for (walk<false> at(a); at.on(); at.next()) {
-        const struct ck_piece p = piece_at(a, at.piece());
+    for (experts_walk<false> at(a); at.on(); at.next()) {
+        const struct ck_piece p = ck_piece_at(a.list, at.piece());
         int cols[NT];
-        columns_of<NT>(a, at.piece(), lane, cols);
+        experts_columns<NT>(a, at.piece(), lane, cols);
         float acc[RT][NT][4] = {};
         for (int g = first; g < last; g++) {
             ck_lane_tile<FMT, NS> w[RT];
             uint4 x[NT][2] = {};
 #pragma unroll
-            for (int r = 0; r < RT; r++) w[r].load(unit_tiles<FMT, NS, RT, GLU>(a, p.expert, at.u, r) + (int64_t)g * tile_bytes, lane);
-            x_load<NT>(x, xv, cols, g * 64, true);
+            for (int r = 0; r < RT; r++) w[r].load(experts_tiles<FMT, NS, RT, GLU>(a, p.expert, at.u, r) + (int64_t)g * tile_bytes, lane);
+            experts_x_load<NT>(x, xv, cols, g * 64, true);
             ck_tile_product<FMT, NS, NT, RT>(acc, w, x, lane);
         }
         ck_leaf_put<NT, RT>(red[warp], acc, lane);
         __syncthreads();
         if (warp < NT) {
-            struct unit_ends<NT, RT, GLU> ends;
+            struct experts_ends<NT, RT, GLU> ends;
             ends.load(a, at.piece(), at.u, 1, 0, lane);
-            unit_out<NT, RT, GLU>(a, ends, red, at.u, warp, lane);
+            experts_out<NT, RT, GLU>(a, ends, red, at.u, warp, lane);
         }
         __syncthreads();
     }
@@ -204,11 +59,11 @@ static __device__ __forceinline__ void experts_bring(const struct experts_args &
     int slot = 0;
     uint32_t phase = 1;
     ck_pdl_wait(); /* who goes where is not known before */
-    for (walk<SUM> at(a); at.on(); at.next()) {
+    for (experts_walk<SUM> at(a); at.on(); at.next()) {
         const int expert = a.list.pieces[at.piece()].expert;
         const uint8_t *src[RT];
 #pragma unroll
-        for (int r = 0; r < RT; r++) src[r] = unit_tiles<FMT, NS, RT, GLU>(a, expert, at.u, r) + (int64_t)first * R::tile;
+        for (int r = 0; r < RT; r++) src[r] = experts_tiles<FMT, NS, RT, GLU>(a, expert, at.u, r) + (int64_t)first * R::tile;
         if (at.unit + (int)gridDim.x >= at.n_unit) ck_pdl_launch();
         for (int s = 0; s < n_stage; s++) {
             const int left = n_tile - s * R::stage, n = left < R::stage ? left : R::stage;
@@ -220,90 +75,6 @@ static __device__ __forceinline__ void experts_bring(const struct experts_args &
                 phase ^= 1;
             }
         }
-    }
-}
-
-/* Adds the leaf sums of every unit; of the warps that do, number `part`. */
-template <int NT, int RT, bool GLU, typename R>
-static __device__ __forceinline__ void experts_sum(const struct experts_args &a, const float4 (*red)[CK_LEAVES][RT][NT][32], const ck_ring_bars<R> &bars, int part,
-                                                   int lane)
-{
-    struct unit_ends<NT, RT, GLU> ends, then;
-    int b = 0;
-    uint32_t phase = 0;
-    ck_pdl_wait();
-    walk<false> at(a);
-    if (at.on()) then.load(a, at.piece(), at.u, R::n_sum, part, lane);
-    while (at.on()) {
-        const int u = at.u;
-        ends = then;
-        at.next();
-        if (at.on()) then.load(a, at.piece(), at.u, R::n_sum, part, lane);
-        ck_mbar_wait(bars.red_full + 8u * (uint32_t)b, phase);
-#pragma unroll
-        for (int q = 0; q < NT; q++)
-            if (q % R::n_sum == part) unit_out<NT, RT, GLU>(a, ends, red[b], u, q, lane);
-        ck_ring_pass(bars.red_empty + 8u * (uint32_t)b, lane);
-        if (++b == R::n_red) {
-            b = 0;
-            phase ^= 1;
-        }
-    }
-}
-
-/* Of a row tile's token, what all its experts bring, to shared memory: factors and biases of 16 rows each. Lane j returns the weight of
- * expert j. */
-static __device__ __forceinline__ float token_ends(const struct experts_args &a, int token, int u, float *factor, float *bias, int lane)
-{
-    const float *route = a.sum.route + token * a.sum.ld_route;
-    const int expert = lane < a.top_k ? (int)route[lane] : 0;
-    const float weight = lane < a.top_k ? route[a.top_k + lane] : 0.0f;
-#pragma unroll 4
-    for (int i = lane; i < (a.top_k * 16 + 31) / 32 * 32; i += 32) {
-        const int e = __shfl_sync(0xffffffffu, expert, i >> 4);
-        const struct ck_row r = ck_row_load(part_of(a, 0, e), a.x.mul, u * 16 + (i & 15));
-        factor[i] = r.factor;
-        bias[i] = r.bias;
-    }
-    __syncwarp();
-    return weight;
-}
-
-/* The same for a token's experts in rising id: the lanes of column 0 hold rows l / 4 and 8 more. */
-template <typename R>
-static __device__ __forceinline__ void experts_sum_token(const struct experts_args &a, const float4 (*red)[CK_LEAVES][1][1][32], const ck_ring_bars<R> &bars,
-                                                         float *factor, float *bias, int lane)
-{
-    int b = 0;
-    uint32_t phase = 0;
-    ck_pdl_wait();
-    for (walk<true> at(a); at.on();) {
-        const int row0 = at.u * 16 + (lane >> 2), token = at.i;
-        const bool mine = (lane & 3) == 0;
-        const float weight = token_ends(a, token, at.u, factor, bias, lane);
-        float old[2], acc[2] = { 0.0f, 0.0f };
-#pragma unroll
-        for (int h = 0; h < 2; h++) old[h] = mine && a.sum.add && row0 + 8 * h < a.part[0].n ? a.sum.out[token * a.sum.ld_out + row0 + 8 * h] : 0.0f;
-        for (int j = 0; j < a.top_k; j++) {
-            const float w = __shfl_sync(0xffffffffu, weight, j);
-            struct ck_row rows[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) rows[h] = { factor[j * 16 + (lane >> 2) + 8 * h], bias[j * 16 + (lane >> 2) + 8 * h] };
-            ck_mbar_wait(bars.red_full + 8u * (uint32_t)b, phase);
-            const float4 s = ck_leaves_sum<1, 1>(red[b], 0, 0, lane);
-            acc[0] = __fadd_rn(acc[0], __fmul_rn(w, ck_out_linear(a.part[0], rows[0], s.x)));
-            acc[1] = __fadd_rn(acc[1], __fmul_rn(w, ck_out_linear(a.part[0], rows[1], s.z)));
-            ck_ring_pass(bars.red_empty + 8u * (uint32_t)b, lane);
-            if (++b == R::n_red) {
-                b = 0;
-                phase ^= 1;
-            }
-            at.next();
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            if (mine && row0 + 8 * h < a.part[0].n) ck_expert_sum_out(a.sum, token, row0 + 8 * h, acc[h], old[h]);
-        __syncwarp();
     }
 }
 #endif
@@ -336,7 +107,7 @@ static __global__ void __launch_bounds__(experts_ring<FMT, NS, NT, RT, SUM>::thr
     }
 
     ck_pdl_wait();
-    walk<SUM> at(a);
+    experts_walk<SUM> at(a);
     if (!at.on()) return;
     const int k0 = ck_leaf_first(a.n_ktile, warp) * 64, n_tile = ck_leaf_first(a.n_ktile, warp + 1) - k0 / 64;
     const __half *xv = (const __half *)a.x.v + (lane & 3) * 8;
@@ -344,9 +115,9 @@ static __global__ void __launch_bounds__(experts_ring<FMT, NS, NT, RT, SUM>::thr
     /* x of AHEAD tiles waits in registers, over units too; what is read takes the place of what has been used. */
     uint4 x[AHEAD][NT][2] = {};
     int cols[NT], then[NT];
-    columns_of<NT>(a, at.piece(), lane, cols);
+    experts_columns<NT>(a, at.piece(), lane, cols);
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) x_load<NT>(x[i], xv, cols, k0 + i * 64, i < n_tile);
+    for (int i = 0; i < AHEAD; i++) experts_x_load<NT>(x[i], xv, cols, k0 + i * 64, i < n_tile);
     int slot = 0, b = 0;
     uint32_t phase = 0, red_phase = 1;
     while (at.on()) {
@@ -354,14 +125,14 @@ static __global__ void __launch_bounds__(experts_ring<FMT, NS, NT, RT, SUM>::thr
         at.next();
 #pragma unroll
         for (int q = 0; q < NT; q++) then[q] = -1;
-        if (at.on()) columns_of<NT>(a, at.piece(), lane, then);
+        if (at.on()) experts_columns<NT>(a, at.piece(), lane, then);
         for (int left = n_tile, k = k0, s = 0; s < n_stage; s++, left -= STAGE, k += STAGE * 64) {
             const uint32_t from = my + (uint32_t)(slot * R::slot);
             const bool ends = s + 1 == n_stage;
             auto next_x = [&](int i) { /* behind tile i */
                 const int t = i + AHEAD;
-                if (t < STAGE || !ends) x_load<NT>(x[i % AHEAD], xv, cols, k + t * 64, t < left);
-                else x_load<NT>(x[i % AHEAD], xv, then, k0 + (t - STAGE) * 64, t - STAGE < n_tile);
+                if (t < STAGE || !ends) experts_x_load<NT>(x[i % AHEAD], xv, cols, k + t * 64, t < left);
+                else experts_x_load<NT>(x[i % AHEAD], xv, then, k0 + (t - STAGE) * 64, t - STAGE < n_tile);
             };
             ck_mbar_wait(bars.full + 8u * (uint32_t)slot, phase);
             if (left >= STAGE) { /* all codes of the stage are under way before the first is needed */

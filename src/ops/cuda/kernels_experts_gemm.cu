@@ -59,12 +59,6 @@ static __device__ __forceinline__ void wg_mma(float (&d)[16], const uint32_t a[4
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "r"(keep));
 }
 
-static __device__ __forceinline__ struct ck_piece piece_at(const struct experts_gemm_args &a, int i)
-{
-    const int4 v = *(const int4 *)&a.list.pieces[i];
-    return ck_piece{ v.x, v.y, v.z, v.w };
-}
-
 /* Where a warpgroup, or the warp that brings, is in the ring. */
 struct place {
     int slot;
@@ -89,7 +83,7 @@ static __device__ __forceinline__ void gemm_bring(const struct experts_gemm_args
     const int n_unit = *a.list.n_piece * a.n_blocks;
     for (int t = (int)blockIdx.x; t < n_unit; t += (int)gridDim.x) {
         const int i_piece = t / a.n_blocks, block = t % a.n_blocks;
-        const struct ck_piece piece = piece_at(a, i_piece);
+        const struct ck_piece piece = ck_piece_at(a.list, i_piece);
         const struct ck_out &o = a.part[GLU ? lane & 1 : 0];
         const int rt = GLU ? block * (TILES / 2) + (lane >> 1) : block * TILES + lane, x_tile = ck_piece_stride(piece.n) * 128;
         const uint8_t *w = o.tiles + ((int64_t)piece.expert * (o.n / 16) + (rt * 16 < o.n ? rt : 0)) * a.n_ktile * tile; /* behind the last: any will do */
@@ -159,19 +153,11 @@ static __device__ __forceinline__ void gemm_multiply(const struct experts_gemm_a
     }
 }
 
-static __device__ __forceinline__ struct ck_out part_of(const struct experts_gemm_args &a, int p, int expert)
-{
-    struct ck_out o = a.part[p];
-    o.row_scale += (int64_t)expert * o.n;
-    if (o.bias) o.bias += (int64_t)expert * o.n;
-    return o;
-}
-
 /* What a thread's two sums of a column meet, loaded ahead of them: rows row and row + 8 of down, or one of gate and the same of up. */
 template <bool GLU> static __device__ __forceinline__ void rows_load(const struct experts_gemm_args &a, int expert, int row, struct ck_row (&rows)[2])
 {
-    rows[0] = ck_row_load(part_of(a, 0, expert), a.x.mul, row);
-    rows[1] = ck_row_load(part_of(a, GLU ? 1 : 0, expert), a.x.mul, GLU ? row : row + 8);
+    rows[0] = ck_row_load(ck_expert_part(a.part[0], expert), a.x.mul, row);
+    rows[1] = ck_row_load(ck_expert_part(a.part[GLU ? 1 : 0], expert), a.x.mul, GLU ? row : row + 8);
 }
 
 /* A thread's sums of rows row and row + 8, columns 8 i + {0, 1} from its first on, to their slots' rows. */
@@ -269,7 +255,7 @@ template <int FMT, int NS, bool GLU> static __global__ void __launch_bounds__(TH
     struct place at = { 0, 0 };
     for (int t = (int)blockIdx.x; t < n_unit; t += (int)gridDim.x) {
         const int i_piece = t / a.n_blocks, block = t % a.n_blocks;
-        const struct ck_piece piece = piece_at(a, i_piece);
+        const struct ck_piece piece = ck_piece_at(a.list, i_piece);
         if (piece.n <= 32) gemm_unit<FMT, NS, GLU, 32>(a, piece, i_piece, block, smem, full, empty, at, group, warp, lane);
         else gemm_unit<FMT, NS, GLU, NTOK>(a, piece, i_piece, block, smem, full, empty, at, group, warp, lane);
     }
