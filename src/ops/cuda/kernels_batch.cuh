@@ -39,16 +39,6 @@ static __device__ __forceinline__ bool elect_one(void)
     return r != 0;
 }
 
-/* d += a (64 rows x 16 k, registers) * B (16 k x N tokens); keep 0: d = a * B. */
-static __device__ __forceinline__ void wg_mma_n(float (&d)[16], const uint32_t a[4], uint64_t desc, int keep)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-                 "{%16,%17,%18,%19}, %20, p, 1, 1, 0;\n}"
-                 : WG_F16(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "r"(keep));
-}
-
 /* A stage: up to KS k tiles from t on, of a leaf of a unit. There is one while unit < n_unit. */
 struct stage_at { int unit, leaf, t, end; };
 struct slice { int leaf0, leaf1, unit_step; }; /* of every unit_step-th unit leaves [leaf0, leaf1) */
@@ -183,7 +173,7 @@ static __device__ __forceinline__ void leaf_sum(float (&acc)[NT * 4], const stru
             for (int j = 0; j < 4; j++) c.frag(g + 4 * j, j, k.lane);
             wg_fence();
 #pragma unroll
-            for (int j = 0; j < 4; j++) wg_mma_n(acc, g + 4 * j, (uint64_t)(128 >> 4) << 32 | (x + (uint32_t)(i * B::x_tile / 16 + j * NT * 16)), t != t0 || i != 0 || j != 0);
+            for (int j = 0; j < 4; j++) wg_mma(acc, g + 4 * j, (uint64_t)(128 >> 4) << 32 | (x + (uint32_t)(i * B::x_tile / 16 + j * NT * 16)), t != t0 || i != 0 || j != 0);
             wg_commit();
         };
         if (t + KS <= t1) {

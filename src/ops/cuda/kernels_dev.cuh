@@ -128,6 +128,19 @@ template <int FMT, int NS> static __host__ __device__ constexpr int ck_tile_size
     return ck_tile<FMT>::codes + (FMT == CK_F16 ? 0 : NS * 64);
 }
 
+/* launch(ck_form<FMT, NS>()) for a weight's form: the forms that there are kernels for. */
+template <int FMT, int NS> struct ck_form { enum { format = FMT, n_scale = NS }; };
+template <typename F> static int ck_launch_form(int format, int ns, F launch)
+{
+    if (format == CK_F16) return launch(ck_form<CK_F16, 1>());
+#ifndef CK_FEW /* a quick build for work on these kernels has two forms only */
+    if (format == CK_Q4 && ns == 2) return launch(ck_form<CK_Q4, 2>());
+    if (format == CK_Q8) return ns == 1 ? launch(ck_form<CK_Q8, 1>()) : ns == 2 ? launch(ck_form<CK_Q8, 2>()) : launch(ck_form<CK_Q8, 4>());
+#endif
+    if (format != CK_Q4 || ns > 1) return (int)cudaErrorInvalidValue; /* not in this build */
+    return launch(ck_form<CK_Q4, 1>());
+}
+
 static __device__ __forceinline__ uint32_t ck_lop_or(uint32_t w, uint32_t mask, uint32_t magic) /* (w & mask) | magic */
 {
     uint32_t r;

@@ -233,15 +233,7 @@ template <int FMT, int NS> static int launch_form(const struct ck_ctx *c, enum f
 static int launch_format(const struct ck_ctx *c, const struct ck_weight *w, enum form form, const struct experts_args &a, const struct ck_experts *e,
                          cudaStream_t st)
 {
-    const int ns = w->n_scale;
-    if (w->format == CK_F16) return launch_form<CK_F16, 1>(c, form, a, e, st);
-#ifndef CK_FEW
-    if (w->format == CK_Q4 && ns == 2) return launch_form<CK_Q4, 2>(c, form, a, e, st);
-    if (w->format == CK_Q8)
-        return ns == 1 ? launch_form<CK_Q8, 1>(c, form, a, e, st) : ns == 2 ? launch_form<CK_Q8, 2>(c, form, a, e, st) : launch_form<CK_Q8, 4>(c, form, a, e, st);
-#endif
-    if (w->format != CK_Q4 || ns > 1) return (int)cudaErrorInvalidValue; /* not in this build */
-    return launch_form<CK_Q4, 1>(c, form, a, e, st);
+    return ck_launch_form(w->format, w->n_scale, [&](auto f) { return launch_form<decltype(f)::format, decltype(f)::n_scale>(c, form, a, e, st); });
 }
 
 /* Whole tiles an expert, the layout of its pieces, rows that ints can tell apart. */

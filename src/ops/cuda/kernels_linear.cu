@@ -332,16 +332,9 @@ template <int FMT, int NS, bool GLU> static int launch_nt(const struct ck_ctx *c
            : a.m <= 16 ? launch_width<FMT, NS, 2, GLU>(c, a, st)
                        : launch_width<FMT, NS, 4, GLU>(c, a, st);
 }
-template <bool GLU> static int launch_format(const struct ck_ctx *c, int format, int ns, const struct linear_args &a, cudaStream_t st)
+template <bool GLU> static int launch_format(const struct ck_ctx *c, const struct ck_weight *w, const struct linear_args &a, cudaStream_t st)
 {
-    if (format == CK_F16) return launch_nt<CK_F16, 1, GLU>(c, a, st);
-#ifndef CK_FEW /* a quick build for work on these kernels has two forms only */
-    if (format == CK_Q4 && ns == 2) return launch_nt<CK_Q4, 2, GLU>(c, a, st);
-    if (format == CK_Q8)
-        return ns == 1 ? launch_nt<CK_Q8, 1, GLU>(c, a, st) : ns == 2 ? launch_nt<CK_Q8, 2, GLU>(c, a, st) : launch_nt<CK_Q8, 4, GLU>(c, a, st);
-#endif
-    if (format != CK_Q4 || ns > 1) return (int)cudaErrorInvalidValue; /* not in this build */
-    return launch_nt<CK_Q4, 1, GLU>(c, a, st);
+    return ck_launch_form(w->format, w->n_scale, [&](auto f) { return launch_nt<decltype(f)::format, decltype(f)::n_scale, GLU>(c, a, st); });
 }
 
 static int run_parts(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st)
@@ -353,7 +346,7 @@ static int run_parts(const struct ck_ctx *c, const struct ck_x *x, int m, const 
     a.n_ktile = (int)(x->k_pad / 64);
     a.glu = -1;
     for (int i = 0; i < n_parts; i++) ck_fill_out(&a.part[i], parts[i].w, &parts[i]);
-    return launch_format<false>(c, parts[0].w->format, parts[0].w->n_scale, a, st);
+    return launch_format<false>(c, parts[0].w, a, st);
 }
 
 extern "C" int ck_norm_tokens(const struct ck_ctx *c, int64_t k)
@@ -407,5 +400,5 @@ extern "C" int ck_linear_glu(const struct ck_ctx *c, const struct ck_x *x, int m
     u.bias = up_bias;
     ck_fill_out(&a.part[0], gate, &g);
     ck_fill_out(&a.part[1], up, &u);
-    return launch_format<true>(c, gate->format, gate->n_scale, a, st);
+    return launch_format<true>(c, gate, a, st);
 }

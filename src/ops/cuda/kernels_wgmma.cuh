@@ -18,7 +18,7 @@ static __device__ __forceinline__ uint64_t b_desc(uint32_t addr, int ntok)
 #define WG_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WG_F16(d, i) WG_F4(d, i), WG_F4(d, i + 4), WG_F4(d, i + 8), WG_F4(d, i + 12)
 
-/* d += a (64 rows x 16 k, registers) * B (16 k x 128 tokens); keep 0: d = a * B. */
+/* d += a (64 rows x 16 k, registers) * B (16 k x 128, 64 or 32 tokens); keep 0: d = a * B. */
 static __device__ __forceinline__ void wg_mma(float (&d)[64], const uint32_t a[4], uint64_t desc, int keep)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -27,6 +27,23 @@ static __device__ __forceinline__ void wg_mma(float (&d)[64], const uint32_t a[4
                  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
                  "{%64,%65,%66,%67}, %68, p, 1, 1, 0;\n}"
                  : WG_F16(d, 0), WG_F16(d, 16), WG_F16(d, 32), WG_F16(d, 48)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "r"(keep));
+}
+static __device__ __forceinline__ void wg_mma(float (&d)[32], const uint32_t a[4], uint64_t desc, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                 "{%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"
+                 : WG_F16(d, 0), WG_F16(d, 16)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "r"(keep));
+}
+static __device__ __forceinline__ void wg_mma(float (&d)[16], const uint32_t a[4], uint64_t desc, int keep)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1, 0;\n}"
+                 : WG_F16(d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "r"(keep));
 }
 #endif
