@@ -30,6 +30,33 @@ static inline void put(void *to, const void *from, size_t bytes)
     check(lib->stream_wait(dev->stream), "copy");
 }
 
+static inline uint32_t draw(uint32_t *x)
+{
+    *x ^= *x << 13, *x ^= *x >> 17, *x ^= *x << 5;
+    return *x;
+}
+
+/* Values below 1 of any sign, in host memory; free() them. */
+static inline float *floats(size_t n, uint32_t seed)
+{
+    float *h = malloc(n * sizeof *h);
+    for (size_t i = 0; i < n; i++) h[i] = (float)(int32_t)draw(&seed) * 0x1p-31f;
+    return h;
+}
+static inline void fill_floats(float *to, size_t n, uint32_t seed)
+{
+    float *h = floats(n, seed);
+    put(to, h, n * sizeof *h);
+    free(h);
+}
+
+static inline void *on_device(const void *from, size_t bytes)
+{
+    void *p = room(bytes);
+    put(p, from, bytes);
+    return p;
+}
+
 /* A group's set-up and its end. */
 static inline int open_card(void **state)
 {

@@ -33,12 +33,6 @@ static const struct shape SHAPES[] = {
     { "stream, heads of 80", 8, 8, 80, CK_KV_F16, 40, 6001, 0, 0, false },
 };
 
-static uint32_t draw(uint32_t *x)
-{
-    *x ^= *x << 13, *x ^= *x >> 17, *x ^= *x << 5;
-    return *x;
-}
-
 /* Values below 1 of any sign, in 16 bits. */
 static uint16_t page_value(uint32_t *x, int32_t fmt)
 {
@@ -113,14 +107,6 @@ static void data_close(struct data *t)
 {
     void *all[] = { t->in, t->rotated, t->out, t->table, t->x, t->pool, t->work, t->lo, t->hi, t->index, t->table_of, t->pages, t->units };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) lib->free(all[i]);
-}
-
-static void fill_floats(float *to, size_t n, uint32_t seed)
-{
-    float *h = malloc(n * sizeof *h);
-    for (size_t i = 0; i < n; i++) h[i] = (float)(int32_t)draw(&seed) * 0x1p-31f;
-    put(to, h, n * sizeof *h);
-    free(h);
 }
 
 /* The launches, `fused` or two; what came out and the pages: [out][linear input][pool], free() it. */

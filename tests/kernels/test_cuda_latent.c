@@ -26,23 +26,6 @@ static const struct shape SHAPES[] = {
     { "bf16 pages", 16, 64, 32, CK_KV_BF16, 3, 300, 100 },
 };
 
-static float *floats(size_t n, uint32_t seed)
-{
-    float *h = malloc(n * sizeof *h);
-    for (size_t i = 0; i < n; i++) {
-        seed ^= seed << 13, seed ^= seed >> 17, seed ^= seed << 5;
-        h[i] = (float)(int32_t)seed * 0x1p-31f;
-    }
-    return h;
-}
-
-static void *on_device(const void *from, size_t bytes)
-{
-    void *p = room(bytes);
-    put(p, from, bytes);
-    return p;
-}
-
 struct data {
     float *q, *kv, *table, *norm, *chosen; /* host: [m][n_head * d], [keys][d], [keys][d_rope], [d_value], [m][top_k] */
     float *q_dev, *chosen_dev, *out_dev;
