@@ -81,8 +81,8 @@ alloc-fail: ## a build with fault points: tests of faults, then replays and mark
 
 .PHONY: sanitized fuzzed allocs-failed
 # What threads touch: the pool, the scheduler, the waist, the server.
-THREADED = unit/test_threads unit/test_engine unit/test_engine_cache unit/test_engine_soak unit/test_deliver unit/test_server \
-           unit/test_server_http unit/test_server_load \
+THREADED = unit/test_threads unit/test_engine unit/test_engine_cache unit/test_engine_draws unit/test_engine_memory unit/test_engine_soak \
+           unit/test_deliver unit/test_server unit/test_server_http unit/test_server_load \
            invariance/test_engine_model
 SANITIZED_BINS = $(if $(filter tsan,$(SAN)),$(filter $(THREADED:%=$(BUILD)/tests/%),$(TEST_BINS)),$(TEST_BINS))
 sanitized: export ASAN_OPTIONS = detect_leaks=1:allocator_may_return_null=1

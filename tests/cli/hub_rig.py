@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -387,6 +388,38 @@ class Store:
             except FileNotFoundError:
                 return -1
         return any(size_of(p) == size for p in self.partials(name))
+
+
+def header(tensors):
+    at, entries = 0, {}
+    for name, (dtype, shape, size) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(at)
+
+
+def plant(store, name, files, ref="main"):
+    """What the official client leaves behind, without it. The commit."""
+    commit = sha256(repr((name, sorted(files), [sha256(v) for v in files.values()])).encode())[:40]
+    repo = store.repo(name)
+    for path, data in files.items():
+        blob = repo / "blobs" / digest_of(path, data)
+        link = repo / "snapshots" / commit / path
+        for p in (blob, link):
+            p.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+        link.symlink_to("../" * (2 + path.count("/")) + "blobs/" + blob.name)
+    if ref:
+        (repo / "refs").mkdir(exist_ok=True)
+        (repo / "refs" / ref).write_text(commit)
+    return commit
+
+
+def end(p):
+    """Ends a server; what it said on its error output."""
+    p.send_signal(signal.SIGTERM)
+    return p.communicate(timeout=300)[1]
 
 
 def check_snapshot(path, files):

