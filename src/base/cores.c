@@ -103,16 +103,19 @@ static int core_of(const char *sys, int cpu, int n_cpus)
 
 static mb_status count(struct cores *c, const char *sys, mb_error *err)
 {
-    bool *seen = mb_calloc((size_t)c->n_cpus + NODES_MAX, sizeof *seen), *seen_node = seen + c->n_cpus;
-    if (!seen) return mb_fail(err, MB_NO_MEMORY, "out of memory");
-    for (int i = 0; i < c->n_cpus; i++) {
-        if (!c->usable[i]) continue;
-        int core = core_of(sys, i, c->n_cpus);
-        c->n_cores += !seen[core];
-        c->n_nodes += !seen_node[c->node[i]];
-        seen[core] = seen_node[c->node[i]] = true;
+    int32_t *place = mb_calloc((size_t)c->n_cpus + 1, sizeof *place); /* by the core's lowest CPU: 0 not met yet, else 1 + its place */
+    if (!place) return mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (int node = 0; node < NODES_MAX; node++) {
+        int before = c->n_cores;
+        for (int i = 0; i < c->n_cpus; i++) {
+            if (!c->usable[i] || c->node[i] != node) continue;
+            int core = core_of(sys, i, c->n_cpus);
+            if (place[core] == 0) place[core] = ++c->n_cores;
+            c->place[i] = place[core] - 1;
+        }
+        c->n_nodes += c->n_cores > before;
     }
-    mb_free(seen);
+    mb_free(place);
     return MB_OK;
 }
 
@@ -122,8 +125,9 @@ mb_status cores_read(struct cores *out, const char *sys, const bool *allowed, in
     out->n_cpus = n_cpus;
     out->usable = mb_calloc((size_t)n_cpus + 1, sizeof *out->usable);
     out->node = mb_calloc((size_t)n_cpus + 1, sizeof *out->node);
+    out->place = mb_calloc((size_t)n_cpus + 1, sizeof *out->place);
     mb_status st = MB_OK;
-    if (!out->usable || !out->node) st = mb_fail(err, MB_NO_MEMORY, "out of memory");
+    if (!out->usable || !out->node || !out->place) st = mb_fail(err, MB_NO_MEMORY, "out of memory");
     if (st == MB_OK) {
         memcpy(out->usable, allowed, (size_t)n_cpus * sizeof *allowed);
         read_nodes(out, sys);
@@ -138,6 +142,7 @@ void cores_free(struct cores *c)
 {
     mb_free(c->usable);
     mb_free(c->node);
+    mb_free(c->place);
     memset(c, 0, sizeof *c);
 }
 
@@ -200,6 +205,27 @@ void cores_bind(const struct cores *c, int node)
         if (c->usable[i] && (node < 0 || c->node[i] == node)) CPU_SET_S((size_t)i, bytes, set);
     if (CPU_COUNT_S(bytes, set) > 0) sched_setaffinity(0, bytes, set);
     CPU_FREE(set);
+}
+
+bool cores_is_own(const struct cores *c, int cpu, int i_thread, int n_threads)
+{
+    if (n_threads > c->n_cores || cpu >= c->n_cpus || !c->usable[cpu]) return false;
+    return (int64_t)c->place[cpu] * n_threads / c->n_cores == i_thread;
+}
+
+bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, cpu_set_t *before)
+{
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof *before, before) != 0) return false;
+    for (int i = 0; i < c->n_cpus && i < CPU_SETSIZE; i++)
+        if (CPU_ISSET((size_t)i, before) && cores_is_own(c, i, i_thread, n_threads)) CPU_SET((size_t)i, &own);
+    return CPU_COUNT(&own) > 0 && sched_setaffinity(0, sizeof own, &own) == 0;
+}
+
+void cores_leave_own(const cpu_set_t *before)
+{
+    sched_setaffinity(0, sizeof *before, before);
 }
 
 /* Whole CPUs of "quota period"; INT_MAX-like large number for "max". At least 1. */

@@ -3,6 +3,7 @@
 #ifndef BASE_CORES_H
 #define BASE_CORES_H
 
+#include <sched.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -11,6 +12,7 @@ struct cores {
     int n_cpus;        /* length of the arrays below */
     bool *usable;      /* [n_cpus] in the affinity mask, and fast where the processor has cores of two speeds */
     int16_t *node;     /* [n_cpus] memory node */
+    int32_t *place;    /* [n_cpus] of a usable one: its core's among the usable cores, node after node, 0 .. n_cores - 1 */
     int n_cores;       /* physical cores among the usable */
     int n_nodes;       /* memory nodes among the usable */
     bool two_speeds;   /* slow cores were left out */
@@ -28,5 +30,12 @@ int cores_node_of_thread(const struct cores *c, int i_thread, int n_threads);
 /* Bind the calling thread to the usable CPUs of a node. Does nothing where all CPUs are alike: then the system may move
  * threads away from a core that somebody else keeps busy. */
 void cores_bind(const struct cores *c, int node);
+
+/* Is this CPU of the cores that are thread i's alone, of n threads? These are a run of places; none where n > n_cores. */
+bool cores_is_own(const struct cores *c, int cpu, int i_thread, int n_threads);
+/* Keep the calling thread to its own of the CPUs that it may use now; what it might use goes to *before, for
+ * cores_leave_own. false, and nothing has changed: it has none of its own there, or a machine too large for a cpu_set_t. */
+bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, cpu_set_t *before);
+void cores_leave_own(const cpu_set_t *before);
 
 #endif

@@ -10,7 +10,13 @@
  * Waiting: a thread spins on its own word until the sequence changes, for spin_ns; then it registers in `n_asleep` and
  * sleeps on `opened`. The opener changes words and `opened` first and looks at `n_asleep` after, in sequentially
  * consistent order, so a wake-up cannot be lost: either he sees the sleeper, or the futex call sees the new value and
- * does not sleep. With more threads than processors nobody spins. */
+ * does not sleep. With more threads than processors nobody spins.
+ *
+ * A machine is crowded while thread 0 is made to leave its core again and again. Then each thread offers its core shortly
+ * before it is taken from it (turns.h), all that it did reported and no tile in its hands. And each keeps to cores of its
+ * own, thread 0, who is somebody else's, during runs only: beside other programs the system likes to put two compute
+ * threads on one core and the others on the next, as many each, and one of the two then waits for what the other would do
+ * if it had the core. Otherwise threads go where the system puts them. */
 #include "base/threads.h"
 
 #include <errno.h>
@@ -31,12 +37,14 @@
 
 #include "base/cores.h"
 #include "base/mem.h"
+#include "base/turns.h"
 
 enum { LINE_BYTES = 128, SPIN_NS = 50000, SPINS_PER_LOOK = 32, THREADS_MAX = 4096 };
-enum { TURN_NS = 500000, RESET_ON_FORK = 1 }; /* for sched_setattr */
+enum { LOOK_NS = 20000000, CROWDED_NS = 200000000 }; /* put aside once in the first: crowded for the second */
 
 struct slot {
     _Alignas(LINE_BYTES) atomic_ullong word;
+    _Alignas(LINE_BYTES) struct turn turn; /* its thread's alone */
 };
 
 struct pool {
@@ -45,6 +53,11 @@ struct pool {
     _Alignas(LINE_BYTES) atomic_llong left;  /* tiles of the open region that are not reported */
     _Alignas(LINE_BYTES) const struct pool_work *work; /* read by whoever holds a tile */
     void *ctx;
+    atomic_bool crowded;  /* other programs want our cores; thread 0's to say */
+    atomic_bool has_turns; /* the system knows of them, say workers */
+    int64_t crowded_until_ns;
+    int64_t looked_ns;    /* when thread 0 last looked, and */
+    long n_put_aside;     /* how often it had been put aside by then */
     unsigned seq;         /* of the open region; the opener's */
     uint64_t n_barriers;  /* the opener's */
     uint64_t wait_ns;     /* thread 0's */
@@ -61,6 +74,8 @@ struct pool {
 struct worker {
     struct pool *pool;
     int i_thread;
+    bool apart;
+    cpu_set_t before; /* where it may run when it is not */
 };
 
 static int64_t now_ns(void)
@@ -148,20 +163,43 @@ static int64_t region_open(struct pool *p, int i_thread)
     return 1;
 }
 
-/* Work until no tile is left to take. n_done: what this thread holds already. Returns the sequence that its slot had when
+/* n_done tiles are done. Returns what the thread holds then: of a region that it has opened. */
+static int64_t tiles_report(struct pool *p, int i_thread, int64_t n_done)
+{
+    bool last = atomic_fetch_sub_explicit(&p->left, n_done, memory_order_acq_rel) == n_done;
+    return last ? region_open(p, i_thread) : 0;
+}
+
+/* Tiles until none is left to take, or the turn is over. Returns how many. */
+static int64_t tiles_work(struct pool *p, int i_thread, bool *is_over)
+{
+    bool crowded = atomic_load_explicit(&p->crowded, memory_order_relaxed) && atomic_load_explicit(&p->has_turns, memory_order_relaxed);
+    int64_t n_done = 0, i_tile;
+    *is_over = false;
+    for (int k = 0; k < p->n_threads && !*is_over; k++) {
+        struct slot *s = &p->slots[i_thread + k < p->n_threads ? i_thread + k : i_thread + k - p->n_threads];
+        while (!*is_over && slot_take(s, &i_tile)) {
+            p->work->tile(p->ctx, i_tile, i_thread);
+            n_done++;
+            *is_over = crowded && turn_is_over(&p->slots[i_thread].turn);
+        }
+    }
+    return n_done;
+}
+
+/* Work until no tile is left to take. held: what this thread holds already. Returns the sequence that its slot had when
  * the last search began. */
-static unsigned regions_work(struct pool *p, int i_thread, int64_t n_done)
+static unsigned regions_work(struct pool *p, int i_thread, int64_t held)
 {
     for (;;) {
         unsigned seen = slot_seq(&p->slots[i_thread]);
-        int64_t i_tile;
-        for (int k = 0; k < p->n_threads; k++) {
-            struct slot *s = &p->slots[i_thread + k < p->n_threads ? i_thread + k : i_thread + k - p->n_threads];
-            for (; slot_take(s, &i_tile); n_done++) p->work->tile(p->ctx, i_tile, i_thread);
-        }
-        if (n_done == 0) return seen;
-        bool last = atomic_fetch_sub_explicit(&p->left, n_done, memory_order_acq_rel) == n_done;
-        n_done = last ? region_open(p, i_thread) : 0;
+        bool is_over;
+        held += tiles_work(p, i_thread, &is_over);
+        if (held == 0) return seen;
+        held = tiles_report(p, i_thread, held);
+        if (!is_over) continue;
+        while (held > 0) held = tiles_report(p, i_thread, held);
+        turn_offer(&p->slots[i_thread].turn);
     }
 }
 
@@ -192,21 +230,44 @@ static void run_alone(struct pool *p, const struct pool_work *work, void *ctx)
         for (int64_t i = 0; i < n; i++) work->tile(ctx, i, 0);
 }
 
+/* Is the machine crowded? Asked by thread 0 when a run begins and when it has waited; turns that it offered and others took
+ * count too. When another thread than before is thread 0 the answer may be wrong for once. */
+static void crowd_look(struct pool *p, int64_t now)
+{
+    struct rusage usage;
+    if (now - p->looked_ns < LOOK_NS || getrusage(RUSAGE_THREAD, &usage) != 0) return;
+    if ((usage.ru_nivcsw - p->n_put_aside) * LOOK_NS >= now - p->looked_ns) p->crowded_until_ns = now + CROWDED_NS;
+    atomic_store_explicit(&p->crowded, now < p->crowded_until_ns, memory_order_relaxed);
+    p->looked_ns = now;
+    p->n_put_aside = usage.ru_nivcsw;
+}
+
+static void run_together(struct pool *p)
+{
+    for (int64_t held = region_open(p, 0);; held = 0) {
+        unsigned seen = regions_work(p, 0, held);
+        if (run_is_over(p)) return;
+        int64_t begin = now_ns();
+        slot_wait(p, 0, seen);
+        int64_t now = now_ns();
+        p->wait_ns += (uint64_t)(now - begin);
+        crowd_look(p, now);
+    }
+}
+
 void pool_run_regions(struct pool *p, const struct pool_work *work, void *ctx)
 {
     if (p->n_threads == 1) {
         run_alone(p, work, ctx);
         return;
     }
+    cpu_set_t before;
     p->work = work;
     p->ctx = ctx;
-    for (int64_t held = region_open(p, 0);; held = 0) {
-        unsigned seen = regions_work(p, 0, held);
-        if (run_is_over(p)) return;
-        int64_t begin = now_ns();
-        slot_wait(p, 0, seen);
-        p->wait_ns += (uint64_t)(now_ns() - begin);
-    }
+    crowd_look(p, now_ns());
+    bool apart = atomic_load_explicit(&p->crowded, memory_order_relaxed) && cores_keep_own(&p->cores, 0, p->n_threads, &before);
+    run_together(p);
+    if (apart) cores_leave_own(&before);
 }
 
 /* --- one function on all threads --- */
@@ -244,19 +305,30 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx)
 
 /* --- the pool --- */
 
+/* In a crowded machine on its own cores, else where it was before. */
+static void worker_place(struct worker *w)
+{
+    bool apart = atomic_load_explicit(&w->pool->crowded, memory_order_relaxed);
+    if (apart == w->apart) return;
+    if (apart) cores_keep_own(&w->pool->cores, w->i_thread, w->pool->n_threads, &w->before);
+    else cores_leave_own(&w->before);
+    w->apart = apart;
+}
+
 static void *worker_main(void *arg)
 {
-    const struct worker *w = arg;
+    struct worker *w = arg;
     struct pool *p = w->pool;
     char name[16];
     snprintf(name, sizeof name, "mb-compute-%d", w->i_thread % 1000);
     threads_set_name(name);
     threads_set_fp_default();
-    threads_take_short_turns();
+    if (turns_take_short()) atomic_store_explicit(&p->has_turns, true, memory_order_relaxed);
     cores_bind(&p->cores, cores_node_of_thread(&p->cores, w->i_thread, p->n_threads));
     for (;;) {
         unsigned seen = regions_work(p, w->i_thread, 0);
         if (atomic_load_explicit(&p->stop, memory_order_acquire)) return NULL; /* set before the word changed */
+        worker_place(w);
         slot_wait(p, w->i_thread, seen);
     }
 }
@@ -272,7 +344,7 @@ static int n_processors(void)
 static mb_status start_workers(struct pool *p, mb_error *err)
 {
     for (int i = 0; i < p->n_threads - 1; i++) {
-        p->workers[i] = (struct worker){ p, i + 1 };
+        p->workers[i] = (struct worker){ .pool = p, .i_thread = i + 1 };
         int number = pthread_create(&p->threads[i], NULL, worker_main, &p->workers[i]);
         if (number != 0) {
             errno = number;
@@ -357,16 +429,7 @@ void threads_set_fp_default(void)
 
 void threads_take_short_turns(void)
 {
-    struct { /* the kernel's sched_attr, in its first size; before Linux 6.12 a time slice counts for deadlines only */
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime_ns, deadline_ns, period_ns;
-    } attr = { .size = sizeof attr, .policy = SCHED_OTHER, .flags = RESET_ON_FORK, .runtime_ns = TURN_NS };
-    if (sched_getscheduler(0) != SCHED_OTHER) return;
-    attr.nice = getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid));
-    syscall(SYS_sched_setattr, 0, &attr, 0);
+    turns_take_short();
 }
 
 void threads_lower_priority(void)

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fenv.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,11 +16,14 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/cores.h"
 #include "base/threads.h"
+#include "base/turns.h"
 
 enum { N_MAX = 64, N_ROUNDS = 40 };
 
@@ -88,6 +92,37 @@ static void test_pool_few_tiles(void **state) { (void)state; check_relay(4, 1, f
 static void test_pool_lopsided(void **state) { (void)state; check_relay(3, 33, true, 50, 0); }
 static void test_pool_sleepers(void **state) { (void)state; check_relay(2, 2, false, 10, 3); }
 static void test_pool_oversubscribed(void **state) { (void)state; check_relay(N_MAX, N_MAX, false, 3, 0); }
+
+/* --- a machine that others keep busy: cores are offered at ticks and kept apart, and nothing of it shows --- */
+
+static void test_pool_crowded(void **state)
+{
+    (void)state;
+    cpu_set_t before, after;
+    pid_t busy[4];
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    for (int i = 0; i < 4; i++)
+        if ((busy[i] = fork()) == 0)
+            for (volatile unsigned x = 0;; x++) { }
+    for (int64_t until = clock_now_ns() + 500000000; clock_now_ns() < until;) check_relay(2, N_MAX, false, 200, 0);
+    for (int i = 0; i < 4; i++)
+        if (busy[i] > 0) kill(busy[i], SIGKILL), waitpid(busy[i], NULL, 0);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+}
+
+/* A turn ends once a tick at most, however often one asks. */
+static void test_turns(void **state)
+{
+    (void)state;
+    struct timespec tick;
+    struct turn turn = { 0 };
+    int64_t begin = clock_now_ns(), now = begin, n_over = 0;
+    assert_int_equal(clock_getres(CLOCK_MONOTONIC_COARSE, &tick), 0);
+    for (; now < begin + 50000000; now = clock_now_ns())
+        if (turn_is_over(&turn)) n_over++, turn_offer(&turn);
+    assert_in_range(n_over, 0, (now - begin) / tick.tv_nsec + 2);
+}
 
 /* --- a thread that is held up in a tile holds back nobody's other tiles --- */
 
@@ -293,6 +328,26 @@ static void remove_tree(const char *root)
 }
 
 /* Two sockets of four cores with two hyperthreads each: 0-3 and 8-11 on node 0, 4-7 and 12-15 on node 1. */
+/* Each usable CPU is some thread's own, and of one thread alone; hyperthreads of a core are the same one's; each has the same number of cores,
+ * or one more. */
+static void check_own(const struct cores *c, int n_threads)
+{
+    int n_of[16] = { 0 };
+    for (int cpu = 0; cpu < c->n_cpus; cpu++) {
+        int owner = -1;
+        for (int i = 0; i < n_threads; i++) {
+            if (!cores_is_own(c, cpu, i, n_threads)) continue;
+            assert_int_equal(owner, -1);
+            owner = i;
+        }
+        assert_int_equal(owner >= 0, c->usable[cpu]);
+        if (owner < 0) continue;
+        n_of[owner]++;
+        if (cpu >= 8 && c->usable[cpu - 8]) assert_true(cores_is_own(c, cpu - 8, owner, n_threads));
+    }
+    for (int i = 0; i < n_threads; i++) assert_in_range(n_of[i], 2 * (c->n_cores / n_threads), 2 * ((c->n_cores + n_threads - 1) / n_threads));
+}
+
 static void test_cores_two_sockets(void **state)
 {
     (void)state;
@@ -315,12 +370,15 @@ static void test_cores_two_sockets(void **state)
     for (int i = 0; i < 8; i++) assert_int_equal(cores_node_of_thread(&c, i, 8), i / 4);
     for (int i = 0; i < 4; i++) assert_int_equal(cores_node_of_thread(&c, i, 4), 0);
     for (int i = 0; i < 32; i++) assert_int_equal(cores_node_of_thread(&c, i, 32), i / 16);
+    for (int n = 1; n <= 8; n++) check_own(&c, n);
+    for (int i = 0; i < 9; i++) assert_false(cores_is_own(&c, 0, i, 9)); /* more threads than cores */
     cores_free(&c);
     for (int i = 0; i < 4; i++) allowed[i] = allowed[i + 8] = false; /* taskset onto the second socket */
     assert_int_equal(cores_read(&c, root, allowed, 16, &err), MB_OK);
     assert_int_equal(c.n_cores, 4);
     assert_int_equal(c.n_nodes, 1);
     assert_int_equal(cores_node_of_thread(&c, 0, 4), 1);
+    for (int n = 1; n <= 4; n++) check_own(&c, n);
     cores_free(&c);
     remove_tree(root);
 }
@@ -358,6 +416,28 @@ static void test_cores_two_speeds(void **state)
     }
 }
 
+/* A thread keeps to what is its own and may use, and may go everywhere again. */
+static void test_cores_own(void **state)
+{
+    (void)state;
+    struct cores c;
+    mb_error err;
+    cpu_set_t at_first, before, now;
+    assert_int_equal(sched_getaffinity(0, sizeof at_first, &at_first), 0);
+    assert_int_equal(cores_read_own(&c, &err), MB_OK);
+    assert_false(cores_keep_own(&c, 0, c.n_cores + 1, &before));
+    for (int i = 0; i < c.n_cores; i++) {
+        assert_true(cores_keep_own(&c, i, c.n_cores, &before));
+        assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) assert_int_equal(!!CPU_ISSET(cpu, &now), cores_is_own(&c, cpu, i, c.n_cores));
+        if (c.n_cores > 1) assert_false(cores_keep_own(&c, (i + 1) % c.n_cores, c.n_cores, &now)); /* that is forbidden now */
+        cores_leave_own(&before);
+        assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
+        assert_true(CPU_EQUAL(&now, &at_first));
+    }
+    cores_free(&c);
+}
+
 static void test_cores_unknown(void **state)
 {
     (void)state;
@@ -376,11 +456,13 @@ int main(void)
         cmocka_unit_test(test_pool_one),       cmocka_unit_test(test_pool_two),
         cmocka_unit_test(test_pool_odd),       cmocka_unit_test(test_pool_few_tiles),
         cmocka_unit_test(test_pool_lopsided),  cmocka_unit_test(test_pool_sleepers),
+        cmocka_unit_test(test_pool_crowded),   cmocka_unit_test(test_turns),
         cmocka_unit_test(test_pool_held_up),   cmocka_unit_test(test_pool_run_shares),
         cmocka_unit_test(test_pool_oversubscribed), cmocka_unit_test(test_pool_refuses),
         cmocka_unit_test(test_pool_fp_default), cmocka_unit_test(test_share), cmocka_unit_test(test_short_turns),
         cmocka_unit_test(test_default_count),  cmocka_unit_test(test_cores_two_sockets),
         cmocka_unit_test(test_cores_two_speeds), cmocka_unit_test(test_cores_unknown),
+        cmocka_unit_test(test_cores_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
