@@ -44,7 +44,9 @@ static void work_one(struct http_exchange *x)
     pthread_mutex_lock(&x->lock);
     bool gone = x->gone || x->hung_up;
     pthread_mutex_unlock(&x->lock);
-    if (!gone && body_decode(x)) {
+    if (gone) { /* its connection is suspended: only an answer, read or not, wakes it and lets it end */
+        http_reply_status(x, 499, "cancelled", NULL, "the client closed the connection");
+    } else if (body_decode(x)) {
         if (proxy_takes(x)) proxy_push(x);
         else if (body_weigh(x)) x->route->handle(x);
     }

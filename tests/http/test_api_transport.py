@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -196,6 +197,33 @@ def test_api013_leaving_the_queue(long_model, stream):
         assert now["batch"]["active_rows"] == 1 and now["batch"]["submitted_rows"] == 2
         first.close()
         assert s.wait_idle()["engine"]["pages_held_bytes"] == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--isolate",)])
+def test_api013_reset_before_a_worker(flags):
+    """API-013 B-043: clients reset their connections (RST, where a close sends FIN) while their requests wait for a thread that
+    parses bodies: connections, descriptors and memory are back, and the server can be stopped."""
+    large = rig.request(CHAT, {"messages": [{"role": "user", "content": "x"}] * 100000, "max_tokens": 1})
+    small = [(CHAT, {"messages": HELLO}), (RAW, {"prompt": "hello", "stream": True}), ("/tokenize", {"text": "x"})]
+    with Server(*flags) as s:
+        held = [s.connect() for _ in range(4)]  # two keep the threads busy, two wait
+        for c in held:
+            c.sendall(large)
+        for path, body in small:
+            c = s.connect()
+            c.sendall(rig.request(path, body))
+            time.sleep(0.02)  # it is read before the reset tells of the end
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            c.close()
+        for c in held:
+            rig.read_answer(c)
+            c.close()
+        end = time.monotonic() + 20
+        while (now := s.stats()["http"])["active"] > 1 or now["body_bytes"] > 0:  # this question is the one
+            assert time.monotonic() < end, now
+            time.sleep(0.02)
+        s.alive()
+        assert s.stop() == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
