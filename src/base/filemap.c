@@ -295,7 +295,10 @@ mb_status dir_make(const char *path, mb_error *err)
         if (part[i] != '/' && part[i] != 0) continue;
         char saved = part[i];
         part[i] = 0;
-        if (mkdir(part, 0755) != 0 && !dir_exists(part)) return mb_fail_errno(err, "make folder", part);
+        if (mkdir(part, 0755) != 0) {
+            int why = errno;
+            if (!dir_exists(part)) return errno = why, mb_fail_errno(err, "make folder", part); /* its look changes errno */
+        }
         part[i] = saved;
     }
     return MB_OK;

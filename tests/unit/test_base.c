@@ -251,6 +251,11 @@ static void test_files(void **state)
     assert_int_equal(path_join(below, sizeof below, path, "x", &err), MB_OK);
     assert_int_equal(dir_make(below, &err), MB_IO); /* a file is in the way */
     assert_int_equal(file_write_atomic(below, "x", 1, &err), MB_IO);
+    snprintf(below, sizeof below, "%s/dangling", dir);
+    assert_int_equal(symlink("nowhere", below), 0);
+    assert_int_equal(dir_make(below, &err), MB_IO); /* the reason is that of making, not of looking whether it is there */
+    assert_non_null(strstr(err.text, "File exists"));
+    assert_int_equal(unlink(below), 0);
     assert_int_equal(path_join(below, 5, "abc", "def", &err), MB_TOO_LARGE);
     assert_string_equal(below, "");
     assert_int_equal(unlink(path), 0);
