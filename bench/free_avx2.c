@@ -3,7 +3,11 @@
 #pragma GCC target("avx2,fma,f16c")
 #include "free.h"
 
+#include <cpuid.h>
+
 #include "ops/cpu/avx2/matmul_int.h"
+
+#define VNNI __attribute__((target("avx2,fma,f16c,avxvnni")))
 
 /* R rows by one block of 4-bit codes, products by maddubs, limb by limb; scale and bias in chains of their own. */
 FORCED void tile_free(bool two, int R, int g, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x,
@@ -63,6 +67,54 @@ FORCED void tile_free(bool two, int R, int g, const struct cpu_weight *w, int64_
         for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + r * ld_y + 8 * h, _mm256_add_ps(acc[r][h], bias[r][h]));
 }
 
+/* The same by vpdpbusd, where the CPU has it; even and odd codes in chains of their own, these 16 times too large. */
+FORCED VNNI void tile_free_vnni(bool two, int R, int g, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x,
+                           const uint8_t *row, float *y, int64_t ld_y)
+{
+    const __m256i m0f = _mm256_set1_epi8(15), mf0 = _mm256_set1_epi8((char)0xf0);
+    size_t cb = (size_t)g * 8, gb = cb + 64, rb = x->row_bytes;
+    const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = row;
+    const float *pair = act_pairs(x, row);
+    __m256 acc[2][2], bias[2][2];
+    for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = bias[r][0] = bias[r][1] = _mm256_setzero_ps();
+    for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += two ? 2 * g : g, pair += 2) {
+        __m256i sum[2][2][2][2]; /* [limb][odd][row][half] */
+        memset(sum, 0, sizeof sum);
+        UNROLL(10)
+        for (size_t j = 0; j < gb && R == 1; j += 64) _mm_prefetch((const char *)p + 3072 + j, _MM_HINT_T1);
+        UNROLL(8)
+        for (int j = 0; j < g / 8; j++)
+            UNROLL(2)
+            for (int odd = 0; odd < 2; odd++)
+                UNROLL(2)
+                for (int h = 0; h < 2; h++) {
+                    __m256i codes = _mm256_and_si256(load_i(p + 64 * j + 32 * h), odd ? mf0 : m0f);
+                    UNROLL(2)
+                    for (int r = 0; r < R; r++) {
+                        const uint8_t *q = xp + (size_t)r * rb + 8 * j + 4 * odd;
+                        sum[0][odd][r][h] = _mm256_dpbusd_avx_epi32(sum[0][odd][r][h], codes, bcast_dword(q));
+                        if (two) sum[1][odd][r][h] = _mm256_dpbusd_avx_epi32(sum[1][odd][r][h], codes, bcast_dword(q + g));
+                    }
+                }
+        __m256 s[2], b[2];
+        scales_load(DT_BF16, p + cb, s, b);
+        UNROLL(2)
+        for (int r = 0; r < R; r++)
+            UNROLL(2)
+            for (int h = 0; h < 2; h++) {
+                const float *q = pair + (size_t)r * (rb / 4);
+                __m256i one[2];
+                UNROLL(2)
+                for (int l = 0; l < 2; l++) one[l] = _mm256_add_epi32(sum[l][0][r][h], _mm256_srai_epi32(sum[l][1][r][h], 4));
+                __m256i isum = two ? _mm256_add_epi32(_mm256_slli_epi32(one[0], 8), one[1]) : one[0];
+                acc[r][h] = _mm256_fmadd_ps(_mm256_mul_ps(s[h], _mm256_broadcast_ss(q)), _mm256_cvtepi32_ps(isum), acc[r][h]);
+                bias[r][h] = _mm256_fmadd_ps(b[h], _mm256_broadcast_ss(q + 1), bias[r][h]);
+            }
+    }
+    for (int r = 0; r < R; r++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(y + r * ld_y + 8 * h, _mm256_add_ps(acc[r][h], bias[r][h]));
+}
+
 FORCED void matmul_free(bool two, int g, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                         int64_t row0, int64_t m, float *y, int64_t ld_y)
 {
@@ -91,6 +143,36 @@ static void q4_q16_free(const struct cpu_weight *w, int64_t blk0, int64_t blk1, 
         matmul_free(true, 32, w, blk0, blk1, x, row0, m, y, ld_y);
     else
         matmul_free(true, 64, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+FORCED VNNI void matmul_free_vnni(bool two, int g, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                  int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    const uint8_t *row = x->data + (size_t)row0 * x->row_bytes;
+    for (int64_t blk = blk0; blk < blk1; blk++) {
+        int64_t r = 0;
+        for (; r + 2 <= m; r += 2)
+            tile_free_vnni(two, 2, g, w, blk, x, row + (size_t)r * x->row_bytes, y + r * ld_y + 16 * (blk - blk0), ld_y);
+        if (r < m) tile_free_vnni(two, 1, g, w, blk, x, row + (size_t)r * x->row_bytes, y + r * ld_y + 16 * (blk - blk0), ld_y);
+    }
+}
+
+static VNNI void q4_q8_free_vnni(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                  int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    if (w->g == 32)
+        matmul_free_vnni(false, 32, w, blk0, blk1, x, row0, m, y, ld_y);
+    else
+        matmul_free_vnni(false, 64, w, blk0, blk1, x, row0, m, y, ld_y);
+}
+
+static VNNI void q4_q16_free_vnni(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                                  int64_t row0, int64_t m, float *y, int64_t ld_y)
+{
+    if (w->g == 32)
+        matmul_free_vnni(true, 32, w, blk0, blk1, x, row0, m, y, ld_y);
+    else
+        matmul_free_vnni(true, 64, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
 /* bf16 elements: one block at a time as one stream, four chains along k. */
@@ -166,5 +248,9 @@ static double float_peak(void)
 
 void free_fill_avx2(struct free_kernels *t)
 {
+    unsigned a = 0, b, c, d;
     *t = (struct free_kernels){ "avx2", q4_q8_free, q4_q16_free, f_f32_free, int_peak, float_peak };
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 4))) return; /* AVX-VNNI */
+    t->q4_q8 = q4_q8_free_vnni;
+    t->q4_q16 = q4_q16_free_vnni;
 }
