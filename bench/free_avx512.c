@@ -16,44 +16,53 @@ static const float *pairs_of(const struct cpu_act *x, const uint8_t *row)
     return (const float *)(row + (size_t)x->k * (x->form == ACT_Q16 ? 2 : 1));
 }
 
-/* One row: groups alternate between two pairs of chains, scale and bias apart. */
-FORCED void row_free(bool two, int g, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
-                     const uint8_t *row, float *y)
+/* One row, B blocks side by side as ours reads them; scale and bias in chains of their own. */
+FORCED void row_blocks_free(bool two, int g, int B, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x, const uint8_t *row,
+                            float *y)
 {
     const __m512i m0f = _mm512_set1_epi32(0x0f0f0f0f);
     size_t cb = (size_t)g * 8, gb = cb + 64;
-    for (int64_t blk = blk0; blk < blk1; blk++) {
-        const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = row;
-        const float *pair = pairs_of(x, row);
-        __m512 acc[2][2];
-        acc[0][0] = acc[0][1] = acc[1][0] = acc[1][1] = _mm512_setzero_ps();
-        for (int64_t i = 0; i + 2 <= w->k / g; i += 2)
-            UNROLL(2)
-            for (int c = 0; c < 2; c++, p += gb, xp += two ? 2 * g : g, pair += 2) {
-                __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
-                UNROLL(8)
-                for (int j = 0; j < g / 8; j++) {
-                    __m512i v = load_i(p + 64 * j), even = _mm512_and_si512(v, m0f),
-                            odd = _mm512_and_si512(_mm512_srli_epi32(v, 4), m0f);
-                    _mm_prefetch((const char *)p + 8192 + 64 * j, _MM_HINT_T1);
-                    h0 = _mm512_dpbusd_epi32(h0, even, bcast_dword(xp + 8 * j));
-                    h1 = _mm512_dpbusd_epi32(h1, odd, bcast_dword(xp + 8 * j + 4));
-                    if (two) {
-                        l0 = _mm512_dpbusd_epi32(l0, even, bcast_dword(xp + g + 8 * j));
-                        l1 = _mm512_dpbusd_epi32(l1, odd, bcast_dword(xp + g + 8 * j + 4));
-                    }
+    const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = row;
+    const float *pair = pairs_of(x, row);
+    __m512 acc[4][2];
+    UNROLL(4)
+    for (int b = 0; b < B; b++) acc[b][0] = acc[b][1] = _mm512_setzero_ps();
+    for (size_t at = 0; at < w->block_bytes; at += gb, p += gb, xp += two ? 2 * g : g, pair += 2) {
+        size_t ahead = 2048 + (at + 2048 < w->block_bytes ? 0 : (size_t)(B - 1) * w->block_bytes);
+        UNROLL(4)
+        for (int b = 0; b < B; b++) {
+            const uint8_t *q = p + (size_t)b * w->block_bytes;
+            __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
+            UNROLL(8)
+            for (int j = 0; j < g / 8; j++) {
+                __m512i v = load_i(q + 64 * j), even = _mm512_and_si512(v, m0f), odd = _mm512_and_si512(_mm512_srli_epi32(v, 4), m0f);
+                h0 = _mm512_dpbusd_epi32(h0, even, bcast_dword(xp + 8 * j));
+                h1 = _mm512_dpbusd_epi32(h1, odd, bcast_dword(xp + 8 * j + 4));
+                if (two) {
+                    l0 = _mm512_dpbusd_epi32(l0, even, bcast_dword(xp + g + 8 * j));
+                    l1 = _mm512_dpbusd_epi32(l1, odd, bcast_dword(xp + g + 8 * j + 4));
                 }
-                _mm_prefetch((const char *)p + 8192 + cb, _MM_HINT_T1);
-                __m512i isum = _mm512_add_epi32(h0, h1);
-                if (two) isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 8), _mm512_add_epi32(l0, l1));
-                __m512 s, b;
-                scales_load(DT_BF16, p + cb, &s, &b);
-                acc[c][0] = _mm512_fmadd_ps(_mm512_mul_ps(s, _mm512_set1_ps(pair[0])), _mm512_cvtepi32_ps(isum), acc[c][0]);
-                acc[c][1] = _mm512_fmadd_ps(b, _mm512_set1_ps(pair[1]), acc[c][1]);
             }
-        _mm512_storeu_ps(y + 16 * (blk - blk0),
-                         _mm512_add_ps(_mm512_add_ps(acc[0][0], acc[1][0]), _mm512_add_ps(acc[0][1], acc[1][1])));
+            UNROLL(16)
+            for (size_t l = 0; l < gb; l += 64) _mm_prefetch((const char *)q + ahead + l, _MM_HINT_T0);
+            __m512i isum = _mm512_add_epi32(h0, h1);
+            if (two) isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 8), _mm512_add_epi32(l0, l1));
+            __m512 s, c;
+            scales_load(DT_BF16, q + cb, &s, &c);
+            acc[b][0] = _mm512_fmadd_ps(_mm512_mul_ps(s, _mm512_set1_ps(pair[0])), _mm512_cvtepi32_ps(isum), acc[b][0]);
+            acc[b][1] = _mm512_fmadd_ps(c, _mm512_set1_ps(pair[1]), acc[b][1]);
+        }
     }
+    UNROLL(4)
+    for (int b = 0; b < B; b++) _mm512_storeu_ps(y + 16 * b, _mm512_add_ps(acc[b][0], acc[b][1]));
+}
+
+FORCED void row_free(bool two, int g, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
+                     const uint8_t *row, float *y)
+{
+    int64_t blk = blk0;
+    for (; blk + 4 <= blk1; blk += 4) row_blocks_free(two, g, 4, w, blk, x, row, y + 16 * (blk - blk0));
+    for (; blk < blk1; blk++) row_blocks_free(two, g, 1, w, blk, x, row, y + 16 * (blk - blk0));
 }
 
 /* R rows by two blocks, scale and bias in chains of their own. */
