@@ -8,8 +8,9 @@
  * which for one limb other ports do (lanes_sums in tiles.h).
  *
  * Turns follow one another through the blocks without a gap, for blocks lie one behind the other: in turn t the products of t are made,
- * inputs and codes of t + 1 loaded, codes of t + 2 spread, the sums of t - 1 stored and those of t - 2 folded into the accumulators, 8 vectors
- * of a block.
+ * inputs and codes of t + 1 loaded, codes of t + 4 spread, the sums of t - 1 stored and those of t - 4 folded into the accumulators, 8 vectors
+ * of a block. Both ways through memory are as long as the ring: a turn is half of what the processor has in flight, and a load that finds its
+ * line still among the stores waits until they are done. The order inside a turn is the fastest of all 24, for each tier.
  * Inputs are laid out once a call, k in pieces that L1 holds; between pieces accumulators rest in y. Scratch: 36 KB of stack.
  */
 #ifndef OPS_CPU_AMX_MATMUL_FEW_H
@@ -59,24 +60,34 @@ static inline void few_shapes(bool two, int g)
     tile_config(&s);
 }
 
-/* Groups [g0, g0 + n) of the rows at `row` as the tiles of all turns, [16 or 8 rows][FEW_X_BYTES], and { a, xs } group by group. */
+/* Inputs of one row in one turn: with two limbs the high ones at `to` and the low ones FEW_ROWS rows below; of two groups the first at
+ * `to`, the second as far below and behind it, zeros where the other's codes are. */
+FORCED void few_inputs_turn(bool two, int g, const uint8_t *from, bool second, uint8_t *to)
+{
+    const size_t k = (size_t)FEW_X_BYTES(two, g), size = (size_t)g;
+    memcpy(to, from, size);
+    if (two) memcpy(to + FEW_ROWS * k, from + size, size);
+    if (FEW_GROUPS(two, g) == 1) return;
+    memset(to + size, 0, size);
+    memset(to + FEW_ROWS * k, 0, size);
+    if (second) memcpy(to + FEW_ROWS * k + size, from + size, size);
+    else memset(to + FEW_ROWS * k + size, 0, size); /* of an odd number of groups */
+}
+
+/* Groups [g0, g0 + n) of the rows at `row` as the tiles of all turns, [16 or 8 rows][FEW_X_BYTES], and { a, xs } group by group. A call may
+ * be for few blocks, so that this counts: sizes are constants. */
 FORCED void few_inputs(bool two, int g, const struct cpu_act *x, const uint8_t *row, int rows, int64_t g0, int64_t n, uint8_t *out,
                        float *pairs)
 {
     const int n_g = FEW_GROUPS(two, g), k = FEW_X_BYTES(two, g);
-    size_t tile_bytes = (size_t)(two || g == 32 ? 16 : FEW_ROWS) * (size_t)k, x_bytes = (size_t)g * (two ? 2 : 1);
-    if (n_g == 2 || rows < FEW_ROWS) memset(out, 0, (size_t)((n + n_g - 1) / n_g) * tile_bytes);
+    const size_t tile_bytes = (size_t)(two || g == 32 ? 16 : FEW_ROWS) * (size_t)k, x_bytes = (size_t)g * (two ? 2 : 1);
+    if (rows < FEW_ROWS) memset(out, 0, (size_t)((n + n_g - 1) / n_g) * tile_bytes);
     if (rows < FEW_ROWS) memset(pairs, 0, (size_t)n * 2 * FEW_ROWS * sizeof *pairs);
     for (int r = 0; r < rows; r++, row += x->row_bytes) {
         const uint8_t *from = row + (size_t)g0 * x_bytes, *pair = row + (size_t)x->k * (two ? 2 : 1) + 8 * (size_t)g0;
         uint8_t *to = out + r * k;
-        for (int64_t i = 0; i < n; i++, from += x_bytes, pair += 8) {
-            memcpy(to, from, (size_t)g);
-            if (two) memcpy(to + FEW_ROWS * k, from + g, (size_t)g);
-            if (n_g == 2) to += i % 2 == 0 ? FEW_ROWS * k + g : (int64_t)tile_bytes - FEW_ROWS * k - g;
-            else to += tile_bytes;
-            memcpy(pairs + 2 * FEW_ROWS * i + 2 * r, pair, 8);
-        }
+        for (int64_t i = 0; i < n; i += n_g, from += (size_t)n_g * x_bytes, to += tile_bytes) few_inputs_turn(two, g, from, i + 1 < n, to);
+        for (int64_t i = 0; i < n; i++) memcpy(pairs + 2 * (FEW_ROWS * i + r), pair + 8 * i, 8);
     }
 }
 
@@ -178,11 +189,13 @@ FORCED void few_fold(bool two, int g, int R, struct few *f, const int32_t *sums,
 FORCED void few_turn(enum cpu_wtype type, bool two, int g, int R, int at, int64_t t, int64_t n, struct few *f, struct few_ring *ring,
                      lanes acc[FEW_ROWS])
 {
+    const bool folds = t >= FEW_RING && t < n + FEW_RING;
     if (t < n) few_product(at);
     if (t + 1 < n) few_load(two, g, (at + 1) % FEW_RING, f, ring->codes[(at + 1) % FEW_RING]);
-    if (t + 2 < n) few_spread(type, two, g, f, ring->codes[(at + 2) % FEW_RING]);
+    if (two && folds) few_fold(two, g, R, f, ring->sums[at], acc);
+    if (t + FEW_RING < n) few_spread(type, two, g, f, ring->codes[at]);
     if (t >= 1 && t <= n) few_store((at + 3) % FEW_RING, ring->sums[(at + 3) % FEW_RING]);
-    if (t >= 2 && t < n + 2) few_fold(two, g, R, f, ring->sums[(at + 2) % FEW_RING], acc);
+    if (!two && folds) few_fold(two, g, R, f, ring->sums[at], acc);
 }
 
 FORCED void few_turns(enum cpu_wtype type, bool two, int g, int R, struct few f, int64_t n, struct few_ring *ring)
@@ -190,10 +203,9 @@ FORCED void few_turns(enum cpu_wtype type, bool two, int g, int R, struct few f,
     lanes acc[FEW_ROWS];
     UNROLL(8)
     for (int r = 0; r < FEW_ROWS; r++) acc[r] = lanes_zero();
-    few_spread(type, two, g, &f, ring->codes[0]);
-    if (n > 1) few_spread(type, two, g, &f, ring->codes[1]);
+    for (int i = 0; i < FEW_RING && i < n; i++) few_spread(type, two, g, &f, ring->codes[i]);
     few_load(two, g, 0, &f, ring->codes[0]);
-    for (int64_t t = 0; t < n + 2; t += FEW_RING) {
+    for (int64_t t = 0; t < n + FEW_RING; t += FEW_RING) {
         few_turn(type, two, g, R, 0, t, n, &f, ring, acc);
         few_turn(type, two, g, R, 1, t + 1, n, &f, ring, acc);
         few_turn(type, two, g, R, 2, t + 2, n, &f, ring, acc);
@@ -212,7 +224,6 @@ FORCED void few_rows(enum cpu_wtype type, bool two, int g, const struct cpu_weig
     const int n_g = FEW_GROUPS(two, g), code_bytes = g * (type == CPU_W_Q4 ? 8 : 16);
     const size_t tile_bytes = (size_t)((two || g == 32 ? 16 : FEW_ROWS) * FEW_X_BYTES(two, g));
     int64_t ng = w->k / g, n_pieces = (w->k + FEW_PIECE_K - 1) / FEW_PIECE_K, step = (ng + n_pieces - 1) / n_pieces;
-    memset(ring.codes, 0, sizeof ring.codes);
     for (int64_t g0 = 0; g0 < ng; g0 += step) {
         int64_t n = g0 + step < ng ? step : ng - g0, n_turns = (n + n_g - 1) / n_g;
         struct few f = { .group_bytes = w->block_bytes / (size_t)ng, .n_groups = n, .w_left = n, .fold_left = n, .dt = w->dt, .rows = rows,
@@ -222,6 +233,7 @@ FORCED void few_rows(enum cpu_wtype type, bool two, int g, const struct cpu_weig
         f.w = w->data + (size_t)blk0 * w->block_bytes + (size_t)g0 * f.group_bytes;
         f.scales = f.w + code_bytes;
         few_inputs(two, g, x, row, rows, g0, n, inputs, pairs);
+        if (n_g == 2 && n % 2 == 1) memset(ring.codes, 0, sizeof ring.codes); /* codes that meet zeros should be something */
         if (two && rows <= 4) few_turns(type, two, g, 4, f, n_turns * (blk1 - blk0), &ring); /* one limb begins with 5 rows (tiles_pay) */
         else few_turns(type, two, g, 8, f, n_turns * (blk1 - blk0), &ring);
     }
