@@ -77,7 +77,7 @@ static struct cpu_weight weight_make(const struct shape *s, size_t *n_copies)
 static struct cpu_act act_make(const struct cpu_kernels *t, const struct shape *s)
 {
     int g = s->g ? s->g : 32;
-    struct cpu_act a = { s->form, g, s->k, act_row_bytes(s->form, s->k, g), NULL };
+    struct cpu_act a = { .form = s->form, .g = g, .k = s->k, .row_bytes = act_row_bytes(s->form, s->k, g) };
     float *x = malloc((size_t)(s->m * s->k) * sizeof *x);
     uint8_t *out = aligned_alloc(64, a.row_bytes * (size_t)s->m);
     if (!x || !out) exit(1);

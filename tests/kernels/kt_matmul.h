@@ -108,7 +108,7 @@ static inline void x_fill(float *x, int64_t m, int64_t k, enum flavour f)
 static inline struct cpu_act act_make(const struct cpu_kernels *t, enum act_form form, int g, int64_t k, int64_t m,
                                const float *x, struct kt_buf *buf)
 {
-    struct cpu_act a = { form, g, k, act_row_bytes(form, k, g), NULL };
+    struct cpu_act a = { .form = form, .g = g, .k = k, .row_bytes = act_row_bytes(form, k, g) };
     *buf = kt_alloc(a.row_bytes * (size_t)m);
     t->quantise_rows(form, g, k, m, x, k, buf->p, a.row_bytes);
     a.data = buf->p;

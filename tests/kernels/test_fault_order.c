@@ -30,7 +30,7 @@ static void rows_run(float *y, bool one_by_one)
     size_t rb = act_row_bytes(ACT_Q16, K, 32);
     struct kt_buf act = kt_alloc(3 * rb);
     t.quantise_rows(ACT_Q16, 32, K, 3, x, K, act.p, rb);
-    struct cpu_act a = { ACT_Q16, 32, K, rb, act.p };
+    struct cpu_act a = { .form = ACT_Q16, .g = 32, .k = K, .row_bytes = rb, .data = act.p };
     for (int r = 0; one_by_one && r < 3; r++) t.matmul_q4_q16(&w, 0, N / 16, &a, r, 1, y + r * N, N);
     if (!one_by_one) t.matmul_q4_q16(&w, 0, N / 16, &a, 0, 3, y, N);
     kt_free(&packed);

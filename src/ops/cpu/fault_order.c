@@ -32,7 +32,7 @@ static void group_alone(const struct cpu_weight *w, int64_t blk, const struct cp
     sub.k = w->g;
     sub.block_bytes = group_bytes;
     sub.data = w->data + (size_t)blk * w->block_bytes + group_bytes * (size_t)i_group;
-    struct cpu_act act = { x->form, x->g, x->g, sizeof one, one };
+    struct cpu_act act = { .form = x->form, .g = x->g, .k = x->g, .row_bytes = sizeof one, .data = one };
     true_matmul(w, x)(&sub, 0, 1, &act, 0, 1, y, 16);
 }
 

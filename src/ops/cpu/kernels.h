@@ -71,6 +71,8 @@ struct cpu_act {
     int64_t k;
     size_t row_bytes;
     const uint8_t *data;
+    const uint8_t *w_end, *w_next; /* a hint of what to prefetch: where the weights of this call end, and where the thread goes on; NULL:
+                                      not known */
 };
 
 /* matmul: y[i][o] = sum over k of x[i][k] * W[o][k],  i in [row0, row0+m), o in [16*blk0, min(16*blk1, n)).

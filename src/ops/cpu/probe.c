@@ -149,7 +149,7 @@ static void product_rates(struct probe *p, enum ops_class class, int tier, struc
                             .k = K, .data = p->mem };
     w.block_bytes = cpu_weight_block_bytes(w.type, w.dt, w.g, w.k);
     p->w = w;
-    p->x = (struct cpu_act){ form, GROUP, K, act_row_bytes(form, K, GROUP), p->act };
+    p->x = (struct cpu_act){ .form = form, .g = GROUP, .k = K, .row_bytes = act_row_bytes(form, K, GROUP), .data = p->act };
     p->matmul = cpu_matmul_choose(&p->d->kernels, w.type, form);
     p->d->kernels.quantise_rows(form, GROUP, K, ROWS, p->values, 64, p->act, p->x.row_bytes);
     set_tiles(p, TILE_BLOCKS * w.block_bytes, one_row_tile);

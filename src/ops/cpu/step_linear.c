@@ -27,7 +27,14 @@ struct part_run {
     struct cpu_act act;
     int64_t row0, m, ld_out;
     float *out; /* column 0 of this part, row row0 */
+    int64_t blk1;           /* where the tile's blocks of this part end */
+    const uint8_t *w_next;  /* which weights the thread reads then, or NULL */
 };
+
+static const uint8_t *block_at(const struct cpu_weight *w, int64_t blk)
+{
+    return w->data + (size_t)blk * w->block_bytes;
+}
 
 /* Epilogue of a tile: columns [col0, col0 + n_cols) of the part, its first at y. */
 static void finish_tile(const struct part_run *p, float *y, int64_t ld, int64_t col0, int64_t n_cols)
@@ -49,7 +56,10 @@ static int64_t cols_of(const struct part_run *p, int64_t blk0, int64_t blk1)
 
 static void run_store(const struct part_run *p, int64_t blk0, int64_t blk1, float *y, int64_t ld)
 {
-    p->matmul(p->w, blk0, blk1, &p->act, p->row0, p->m, y, ld);
+    struct cpu_act x = p->act;
+    if (p->w_next) x.w_end = block_at(p->w, blk1);
+    x.w_next = blk1 == p->blk1 ? p->w_next : x.w_end;
+    p->matmul(p->w, blk0, blk1, &x, p->row0, p->m, y, ld);
     finish_tile(p, y, ld, 16 * blk0, cols_of(p, blk0, blk1));
 }
 
@@ -152,27 +162,55 @@ static struct linear_tile tile_get(const struct compiled *c, const struct cpu_pa
         }
 }
 
+static const struct cpu_weight *packed_of(const struct linear_tile *t)
+{
+    return &((struct cpu_weight_impl *)t->s->u.linear.part[t->i_part].w->impl)->packed;
+}
+
+/* Where the thread goes on reading weights behind tile i_tile: at its next tile, else in the next linear pass, behind the last one in the
+ * first of the step to come. What a kernel asks for ahead of itself would else be another thread's, and a pass begin with waiting. */
+static const uint8_t *weights_after(const struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+{
+    if (c->run_blocks > 0) return NULL;
+    const struct linear_tile *t = &p->tiles[i_tile + 1];
+    if (i_tile + 1 >= p->bounds[i_thread + 1]) {
+        const struct cpu_pass *end = c->passes + c->n_passes, *q = p;
+        do q = q + 1 < end ? q + 1 : c->passes;
+        while (!q->tiles);
+        t = &q->tiles[q->bounds[i_thread]];
+        if (q->bounds[i_thread] == q->bounds[i_thread + 1]) return NULL;
+    }
+    return block_at(packed_of(t), t->blk0);
+}
+
 void cpu_linear_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     int64_t row0, m;
     struct linear_tile t = tile_get(c, p, i_tile, &row0, &m);
+    const uint8_t *next = weights_after(c, p, i_tile, i_thread);
     for (int64_t i = 0; i < m; i += CPU_LINEAR_ROWS) {
         struct part_run r = part_get(c, p, t.s, t.i_part, row0 + i, m - i < CPU_LINEAR_ROWS ? m - i : CPU_LINEAR_ROWS);
+        r.blk1 = t.blk1;
+        r.w_next = next;
         if (t.s->u.linear.part[t.i_part].add) run_add(&r, t.blk0, t.blk1, (float *)c->thread_scratch[i_thread]);
         else run_store(&r, t.blk0, t.blk1, r.out + 16 * t.blk0, r.ld_out);
     }
 }
 
-/* Rows [row0, row0 + m) of both parts, then of their glu. */
-static void glu_rows(struct compiled *c, const struct cpu_pass *p, int64_t blk0, int64_t blk1, int64_t row0, int64_t m, float *scratch)
+/* Rows [row0, row0 + m) of both parts, then of their glu. next: see weights_after. */
+static void glu_rows(struct compiled *c, const struct cpu_pass *p, int64_t blk0, int64_t blk1, int64_t row0, int64_t m, const uint8_t *next,
+                     float *scratch)
 {
     int64_t ld = 16 * (blk1 - blk0), width = p->partner->u.glu.width;
     float *gate = scratch, *up = gate + CPU_LINEAR_TMP_FLOATS / 2, *y = gate + CPU_LINEAR_TMP_FLOATS;
+    struct part_run r[2];
+    int n = 0;
     for (int32_t i = 0; i < p->n_steps; i++)
-        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++) {
-            struct part_run r = part_get(c, p, &p->s[i], j, row0, m);
-            run_store(&r, blk0, blk1, p->s[i].u.linear.part[j].out == p->partner->in ? gate : up, ld);
-        }
+        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++) r[n++] = part_get(c, p, &p->s[i], j, row0, m);
+    r[0].blk1 = r[1].blk1 = blk1;
+    r[0].w_next = next ? block_at(r[1].w, blk0) : NULL;
+    r[1].w_next = next;
+    for (int i = 0; i < 2; i++) run_store(&r[i], blk0, blk1, r[i].s->u.linear.part[r[i].i_part].out == p->partner->in ? gate : up, ld);
     int64_t col0 = 16 * blk0, col1 = 16 * blk1 < width ? 16 * blk1 : width;
     for (int64_t i = 0; i < m; i++) cpu_glu_columns(c, p->partner, row0 + i, col0, col1, gate + i * ld, up + i * ld, y);
 }
@@ -182,8 +220,9 @@ void cpu_linear_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
     int64_t row0, m;
     struct linear_tile t = tile_get(c, p, i_tile, &row0, &m);
     int64_t rows = m < CPU_LINEAR_ROWS ? m : CPU_LINEAR_ROWS, step = CPU_LINEAR_TMP_FLOATS / 32 / rows / p->unit * p->unit;
+    const uint8_t *next = weights_after(c, p, i_tile, i_thread);
     for (int64_t i = 0; i < m; i += rows)
         for (int64_t b = t.blk0; b < t.blk1; b += step)
-            glu_rows(c, p, b, b + step < t.blk1 ? b + step : t.blk1, row0 + i, m - i < rows ? m - i : rows,
+            glu_rows(c, p, b, b + step < t.blk1 ? b + step : t.blk1, row0 + i, m - i < rows ? m - i : rows, next,
                      (float *)c->thread_scratch[i_thread]);
 }

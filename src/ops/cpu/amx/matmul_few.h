@@ -32,6 +32,8 @@ struct few {
     int64_t n_groups;               /* of the piece */
     const uint8_t *w;
     int64_t w_left;                 /* groups of its block */
+    const uint8_t *w_end;           /* from here on what is asked for lies `jump` further: the thread's next weights */
+    ptrdiff_t jump;
     const uint8_t *x, *x_begin, *x_end;
     const uint8_t *scales;
     const float *pair, *pairs;      /* [n_groups][FEW_ROWS][2], zero for rows that do not exist */
@@ -98,8 +100,10 @@ FORCED void few_spread(enum cpu_wtype type, bool two, int g, struct few *f, uint
     UNROLL(2)
     for (int q = 0; q < n_g; q++, out += 16 * g) {
         if (q > 0 && f->w_left == 1) break; /* of an odd number of groups */
+        const uint8_t *ahead = f->w + FEW_AHEAD_BYTES;
+        if (ahead >= f->w_end) ahead += f->jump;
         UNROLL(17)
-        for (int j = 0; j <= code_bytes; j += 64) __builtin_prefetch(f->w + FEW_AHEAD_BYTES + j, 0, 2);
+        for (int j = 0; j <= code_bytes; j += 64) __builtin_prefetch(ahead + j, 0, 2);
         if (type == CPU_W_Q4)
             UNROLL(8)
             for (int j = 0; j < g / 8; j++) lanes_spread(f->w + 64 * j, out + 128 * j);
@@ -232,6 +236,8 @@ FORCED void few_rows(enum cpu_wtype type, bool two, int g, const struct cpu_weig
         f.skip_bytes = w->block_bytes - (size_t)n * f.group_bytes;
         f.w = w->data + (size_t)blk0 * w->block_bytes + (size_t)g0 * f.group_bytes;
         f.scales = f.w + code_bytes;
+        f.w_end = x->w_end;
+        f.jump = x->w_next - x->w_end;
         few_inputs(two, g, x, row, rows, g0, n, inputs, pairs);
         if (n_g == 2 && n % 2 == 1) memset(ring.codes, 0, sizeof ring.codes); /* codes that meet zeros should be something */
         if (two && rows <= 4) few_turns(type, two, g, 4, f, n_turns * (blk1 - blk0), &ring); /* one limb begins with 5 rows (tiles_pay) */
