@@ -153,7 +153,8 @@ static mb_status compile(struct gen_engine *g, struct gen_stream *s, enum gramma
     MB_TRY(vocab_get(g, &v, err));
     MB_TRY(grammar_compile(out, v, &src, err));
     t = clock_now_ns() - t;
-    if (t > SLOW_COMPILE_NS) LOGI("gen", "a grammar of %zu bytes took %.1f ms to compile", src.len, (double)t / 1e6);
+    if (t > SLOW_COMPILE_NS && kind == GRAMMAR_JSON_OBJECT) LOGI("gen", "the grammar of any JSON object took %.1f ms to compile", (double)t / 1e6);
+    else if (t > SLOW_COMPILE_NS) LOGI("gen", "a grammar of %zu bytes took %.1f ms to compile", src.len, (double)t / 1e6);
     return MB_OK;
 }
 
@@ -175,32 +176,49 @@ static mb_status compile_answer(struct gen_engine *g, struct gen_stream *s, cons
     return st;
 }
 
+/* The schema of one tool alone; what is wrong with it is said under its place in the request. */
+static mb_status check_tool(struct gen_engine *g, struct gen_stream *s, const struct tool_set *tools, size_t i, bool strict, mb_error *err)
+{
+    const struct tool *t = &tools->tools[i];
+    struct json_write_opts opts = { 0 };
+    struct grammar *gr = NULL;
+    struct tool_gap gap;
+    struct buf b;
+    buf_init(&b, 0);
+    json_write(&b, t->parameters, &opts);
+    mb_status st = buf_status(&b, "tools", err);
+    if (st == MB_OK) st = compile(g, s, GRAMMAR_JSON_SCHEMA, b.data, strict, &gr, err);
+    if (st == MB_OK && strict && tool_grammar_gap(g->text->family, t, grammar_keyword_limits, &gap))
+        st = mb_fail(err, MB_UNSUPPORTED, "%s: %.60s cannot be enforced: the calls of this model do not write that value as JSON",
+                     gap.path, gap.keyword);
+    if (st != MB_OK && err && st != MB_NO_MEMORY) {
+        err->at = "tools";
+        mb_error_prefix(err, "tools[%zu].function.parameters", i);
+    }
+    grammar_unref(gr);
+    buf_free(&b);
+    return st;
+}
+
 /* A strict tool whose schema cannot be enforced, as such or in this model's markup, is refused by name, called or not. */
 static mb_status check_strict_tools(struct gen_engine *g, struct gen_stream *s, const struct tool_set *tools, mb_error *err)
 {
-    struct json_write_opts opts = { 0 };
+    for (size_t i = 0; i < tools->n; i++)
+        if (tools->tools[i].strict && tools->tools[i].parameters) MB_TRY(check_tool(g, s, tools, i, true, err));
+    return MB_OK;
+}
+
+/* The grammar of all calls does not say whose schema is wrong: `err` then becomes what is said of the first that is so alone. */
+static void name_wrong_tool(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools, mb_error *err)
+{
     for (size_t i = 0; i < tools->n; i++) {
         const struct tool *t = &tools->tools[i];
-        struct grammar *gr = NULL;
-        struct tool_gap gap;
-        struct buf b;
-        if (!t->strict || !t->parameters) continue;
-        buf_init(&b, 0);
-        json_write(&b, t->parameters, &opts);
-        mb_status st = buf_status(&b, "tools", err);
-        if (st == MB_OK) st = compile(g, s, GRAMMAR_JSON_SCHEMA, b.data, true, &gr, err);
-        if (st == MB_OK && tool_grammar_gap(g->text->family, t, grammar_keyword_limits, &gap))
-            st = mb_fail(err, MB_UNSUPPORTED, "%s: %.60s cannot be enforced: the calls of this model do not write that value as JSON",
-                         gap.path, gap.keyword);
-        if (st != MB_OK && err && st != MB_NO_MEMORY) {
-            err->at = "tools";
-            mb_error_prefix(err, "tools[%zu].function.parameters", i);
-        }
-        grammar_unref(gr);
-        buf_free(&b);
-        if (st != MB_OK) return st;
+        mb_error why = { 0 };
+        if (!t->parameters || (r->tool_choice == TOOLS_NAMED && strcmp(t->name, r->tool_name) != 0)) continue;
+        if (check_tool(g, s, tools, i, false, &why) != MB_INVALID) continue;
+        *err = why;
+        return;
     }
-    return MB_OK;
 }
 
 /* What a compile that went on without it left out. */
@@ -223,6 +241,7 @@ static mb_status combine(struct gen_engine *g, struct gen_stream *s, const struc
     buf_init(&b, 0);
     mb_status st = write_source(g, r, tools, &b, err);
     if (st == MB_OK) st = compile(g, s, GRAMMAR_EBNF, b.data, false, out, err);
+    if (st == MB_INVALID && err && tools->n > 0) name_wrong_tool(g, s, r, tools, err);
     buf_free(&b);
     return st;
 }

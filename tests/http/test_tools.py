@@ -270,6 +270,30 @@ def test_design_unenforceable_strict_tool(forced, family):
     assert s.post(CHAT, {**body, "tools": [{"type": "function", "function": f}]}).status_code == 200
 
 
+WRONG_SCHEMAS = [({"type": "strng"}, "#: type must be one of"), ({"type": "object", "properties": {"a": {"enum": []}}}, "#/properties/a: enum"),
+                 ({"type": "object", "properties": {"a": {"$ref": "#/nope"}}}, "#/properties/a: $ref has no target"),
+                 ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, "#/properties/a: a cycle"),
+                 ({"type": "object", "properties": {"a": {"type": "string", "pattern": "([a-z"}}, "required": ["a"]}, "#/properties/a: pattern")]
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama", "mistral"])
+def test_b061_whose_schema_is_wrong(forced, family):
+    """B-061 B-055: where calls are forced and one of several tools has a wrong schema, the 400 names the tool, not the schema's own
+    path alone. One that a named choice leaves out is not looked at."""
+    s = forced("hello", FAMILIES[family][0])
+    def tool(name, schema):
+        return {"type": "function", "function": {"name": name, "parameters": schema}}
+    for schema, part in WRONG_SCHEMAS:
+        tools = [tool("good", {"type": "object", "properties": {}}), tool("bad", schema)]
+        for choice in ("required", {"type": "function", "function": {"name": "bad"}}):
+            r = s.post(CHAT, {"messages": HELLO, "max_tokens": 20, "tools": tools, "tool_choice": choice})
+            assert r.status_code == 400 and f"tools[1].function.parameters: {part}" in r.json()["error"]["message"], r.text
+            assert r.json()["error"]["param"] == "tools"
+        only = {"type": "function", "function": {"name": "good"}}
+        assert s.post(CHAT, {"messages": HELLO, "max_tokens": 20, "tools": tools, "tool_choice": only}).status_code == 200
+    s.alive()
+
+
 def test_api159_switched_off(forced):
     """API-159 CFG-145: MLX_BUN_GRAMMAR=0: words in the prompt and a header on chat, the header alone on completions."""
     s = forced("hello there", env={"MLX_BUN_GRAMMAR": "0"})
