@@ -76,14 +76,14 @@ typedef struct mb_request {
     size_t text_len;           /* 0: strlen(text) */
     const int32_t *ids;        /* token ids */
     int32_t n_ids;
-    int64_t max_tokens;        /* 0: none (to the end of the context) */
-    int32_t n_choices;         /* 0: 1 */
+    int64_t max_tokens;        /* 0: none (to the end of the context); negative: MB_INVALID */
+    int32_t n_choices;         /* 0: 1; negative: MB_INVALID */
     /* Sampling; has_* says that the value counts, else generation_config.json, else the built-in default. */
     bool has_temperature, has_top_p, has_top_k, has_min_p, has_seed, has_repetition_penalty;
     double temperature, top_p, min_p, repetition_penalty;
     int32_t top_k;
     uint64_t seed;
-    const char *const *stops;  /* n_stops strings, not empty */
+    const char *const *stops;  /* n_stops strings in UTF-8, not empty */
     int32_t n_stops;
     int32_t n_top_logprobs;    /* 0..20 */
     bool ignore_eos;

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "mlxbun_int.h"
 
 struct mb_gen {
@@ -43,6 +44,17 @@ static mb_status check_stops(const mb_request *r, mb_error *err)
     for (int32_t i = 0; i < r->n_stops; i++)
         if (!r->stops[i] || !r->stops[i][0])
             return mb_fail_at(err, MB_INVALID, "stops", "stops[%d] is NULL or empty", (int)i);
+    for (int32_t i = 0; i < r->n_stops; i++)
+        if (!utf8_valid(r->stops[i], strlen(r->stops[i])))
+            return mb_fail_at(err, MB_INVALID, "stops", "stops[%d] is not valid UTF-8", (int)i);
+    return MB_OK;
+}
+
+/* Zero is the default; what is below it was meant to say something, and never that. */
+static mb_status check_counts(const mb_request *r, mb_error *err)
+{
+    if (r->max_tokens < 0) return mb_fail_at(err, MB_INVALID, "max_tokens", "max_tokens must not be negative; 0: no limit");
+    if (r->n_choices < 0) return mb_fail_at(err, MB_INVALID, "n_choices", "n_choices must not be negative; 0: 1");
     return MB_OK;
 }
 
@@ -54,6 +66,7 @@ mb_status mb_request_to_gen(const mb_request *r, struct gen_request *out, mb_err
     int n_inputs = (r->messages_json != NULL) + (r->text != NULL) + (r->ids != NULL);
     if (n_inputs != 1)
         return mb_fail(err, MB_INVALID, "exactly one of messages_json, text and ids must be set, found %d", n_inputs);
+    MB_TRY(check_counts(r, err));
     out->input = r->messages_json ? GEN_MESSAGES : r->text ? GEN_TEXT : GEN_IDS;
     out->messages_json = r->messages_json;
     out->tools_json = r->tools_json;

@@ -87,7 +87,7 @@ static void test_nulls(void **state)
 
 static void test_values_out_of_range(void **state)
 {
-    static const char *const hole[] = { "a", NULL }, *const empty[] = { "" };
+    static const char *const hole[] = { "a", NULL }, *const empty[] = { "" }, *const broken[] = { "\xC3(" };
     mb_request r;
     (void)state;
     r = fine(), r.size = 8, check_refused(&r, "mb_request.size");
@@ -101,6 +101,9 @@ static void test_values_out_of_range(void **state)
     r.stops = hole, check_refused(&r, "stops[1]");
     r.stops = empty, r.n_stops = 1, check_refused(&r, "stops[0]");
     r.n_stops = -1, check_refused(&r, "stops");
+    r.stops = broken, r.n_stops = 1, check_refused(&r, "stops[0] is not valid UTF-8");
+    r = fine(), r.max_tokens = -1, check_refused(&r, "max_tokens must not be negative"); /* B-032 */
+    r = fine(), r.n_choices = -1, check_refused(&r, "n_choices must not be negative");
     r = fine(), r.n_choices = 1 << 30, check_refused(&r, "n must be");
     r = fine(), r.n_top_logprobs = -1, check_refused(&r, "top_logprobs must be from 0");
     check_works();
