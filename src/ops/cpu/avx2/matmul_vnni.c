@@ -36,39 +36,30 @@ FORCED VNNI __m256i codes_odd(enum cpu_wtype type, const uint8_t *p, int j, int 
     return load_i(p + 128 * j + 64 + 32 * h);
 }
 
-/* isum[half] of one group: products of odd codes first, back in proportion (exact), then those of even ones on top. An input's broadcast
- * meets both halves. */
+/* isum[half] of one group; sums of odd codes apart, brought back in proportion (exact) at the end. An input's broadcast meets both halves,
+ * and a line is read once: a second read would be in the queue of those that wait for memory. */
 FORCED VNNI void group_row(enum cpu_wtype type, bool two, int g, const uint8_t *p, const uint8_t *x, __m256i isum[2])
 {
-    __m256i hi[2] = { _mm256_setzero_si256(), _mm256_setzero_si256() }, lo[2] = { hi[0], hi[0] };
+    __m256i hi[2][2], lo[2][2]; /* [odd][half] */
+    UNROLL(2)
+    for (int i = 0; i < 2; i++) hi[i][0] = hi[i][1] = lo[i][0] = lo[i][1] = _mm256_setzero_si256();
     UNROLL(8)
-    for (int j = 0; j < g / 8; j++) {
-        __m256i q = bcast_dword(x + 8 * j + 4), r = two ? bcast_dword(x + g + 8 * j + 4) : q;
+    for (int j = 0; j < g / 8; j++)
         UNROLL(2)
-        for (int h = 0; h < 2; h++) {
-            __m256i codes = codes_odd(type, p, j, h);
-            hi[h] = dp(hi[h], codes, q);
-            if (two) lo[h] = dp(lo[h], codes, r);
-        }
-    }
+        for (int odd = 0; odd < 2; odd++)
+            UNROLL(2)
+            for (int h = 0; h < 2; h++) {
+                const uint8_t *q = x + 8 * j + 4 * odd;
+                __m256i codes = odd ? codes_odd(type, p, j, h) : codes_even(type, p, j, h);
+                hi[odd][h] = dp(hi[odd][h], codes, bcast_dword(q));
+                if (two) lo[odd][h] = dp(lo[odd][h], codes, bcast_dword(q + g));
+            }
+    const int shift = type == CPU_W_Q4 ? 4 : 0;
     UNROLL(2)
     for (int h = 0; h < 2; h++) {
-        if (type != CPU_W_Q4) continue;
-        hi[h] = _mm256_srai_epi32(hi[h], 4);
-        if (two) lo[h] = _mm256_srai_epi32(lo[h], 4);
+        isum[h] = _mm256_add_epi32(hi[0][h], _mm256_srai_epi32(hi[1][h], shift));
+        if (two) isum[h] = limbs_join(isum[h], _mm256_add_epi32(lo[0][h], _mm256_srai_epi32(lo[1][h], shift)));
     }
-    UNROLL(8)
-    for (int j = 0; j < g / 8; j++) {
-        __m256i q = bcast_dword(x + 8 * j), r = two ? bcast_dword(x + g + 8 * j) : q;
-        UNROLL(2)
-        for (int h = 0; h < 2; h++) {
-            __m256i codes = codes_even(type, p, j, h);
-            hi[h] = dp(hi[h], codes, q);
-            if (two) lo[h] = dp(lo[h], codes, r);
-        }
-    }
-    UNROLL(2)
-    for (int h = 0; h < 2; h++) isum[h] = two ? limbs_join(hi[h], lo[h]) : hi[h];
 }
 
 FORCED VNNI void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
@@ -101,6 +92,8 @@ FORCED VNNI void row_one(enum cpu_wtype type, bool two, const struct cpu_weight 
         row_blocks(type, two, 32, DT_BF16, w, blk0, blk1, x, row, y);
     else if (w->dt == DT_BF16 && w->g == 64)
         row_blocks(type, two, 64, DT_BF16, w, blk0, blk1, x, row, y);
+    else if (w->dt == DT_F16 && w->g == 32)
+        row_blocks(type, two, 32, DT_F16, w, blk0, blk1, x, row, y);
     else
         row_blocks(type, two, w->g, w->dt, w, blk0, blk1, x, row, y);
 }
@@ -171,6 +164,8 @@ FORCED VNNI void block_any(enum cpu_wtype type, bool two, int R, const struct cp
         block_rows(type, two, R, 32, DT_BF16, w, blk, x, xr, y, ld_y);
     else if (w->dt == DT_BF16 && w->g == 64)
         block_rows(type, two, R, 64, DT_BF16, w, blk, x, xr, y, ld_y);
+    else if (w->dt == DT_F16 && w->g == 32 && type == CPU_W_Q4)
+        block_rows(type, two, R, 32, DT_F16, w, blk, x, xr, y, ld_y);
     else
         block_rows(type, two, R, w->g, w->dt, w, blk, x, xr, y, ld_y);
 }
