@@ -1,8 +1,10 @@
 /* matmul_few.c (avx2): up to FEW_ROWS rows times 4-bit weights by maddubs, limb by limb, codes unpacked in registers: u8 codes
- * (0..15) times int8, a pair sum is at most 2*15*128, eight of them fit int16, so one widening per 32 k. One row: one stream,
- * two registers of 8 outputs; more: up to four rows (two limbs: two) at a time, each broadcast of inputs meeting both halves of a
+ * (0..15) times int8, a pair sum is at most 2*15*128, eight of them fit int16, so one widening per 32 k. One row: several blocks side
+ * by side, two registers of 8 outputs each; more: up to four rows (two limbs: two) at a time, each broadcast of inputs meeting both halves of a
  * block, float accumulators in L1. */
 #include "ops/cpu/avx2/matmul_int.h"
+
+#define ROW_AHEAD 2048 /* bytes of each stream of one row, into L1 */
 
 /* --- one row, 4-bit codes, limbs by maddubs --- */
 
@@ -16,7 +18,6 @@ FORCED void group_q4_row(const uint8_t *p, int g, const uint8_t *hi, bool two_li
         __m256i h16[2], l16[2];
         h16[0] = h16[1] = l16[0] = l16[1] = _mm256_setzero_si256();
         for (int i = c / 8; i < c / 8 + 4; i++) {
-            _mm_prefetch((const char *)p + PREFETCH_AHEAD + 64 * i, _MM_HINT_T0);
             for (int h = 0; h < 2; h++) {
                 __m256i v = load_i(p + 64 * i + 32 * h);
                 __m256i even = _mm256_and_si256(v, m0f), odd = _mm256_and_si256(_mm256_srli_epi32(v, 4), m0f);
@@ -41,25 +42,52 @@ FORCED void group_q4_row(const uint8_t *p, int g, const uint8_t *hi, bool two_li
         isum[h] = two_limbs ? _mm256_add_epi32(_mm256_slli_epi32(hsum[h], 8), lsum[h]) : hsum[h];
 }
 
+/* One group of one row and one block, at q; ahead: of q, what is asked for. */
+FORCED void row_q4_group(const uint8_t *q, size_t ahead, const uint8_t *xp, const float *pair, bool two_limbs, int g, enum dtype dt,
+                         __m256 acc[2])
+{
+    size_t cb = code_bytes(CPU_W_Q4, g), gb = cb + scales_bytes(dt);
+    __m256i isum[2];
+    __m256 s[2], c[2];
+    UNROLL(10)
+    for (size_t j = 0; j < gb; j += 64) _mm_prefetch((const char *)q + ahead + j, _MM_HINT_T0);
+    group_q4_row(q, g, xp, two_limbs, isum);
+    scales_load(dt, q + cb, s, c);
+    UNROLL(2)
+    for (int h = 0; h < 2; h++) acc[h] = group_add(acc[h], s[h], c[h], pair, isum[h]);
+}
+
+/* B blocks side by side, each a stream of memory: of several the core has more lines under way than of one. What is asked for behind a
+ * block's end is the beginning of the one that follows B blocks on. Two limbs want the registers that four blocks' sums would have:
+ * these lie in L1 then. */
+FORCED void row_q4_streams(int B, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x, const uint8_t *xp, float *y,
+                           bool two_limbs, int g, enum dtype dt)
+{
+    size_t gb = code_bytes(CPU_W_Q4, g) + scales_bytes(dt), bb = w->block_bytes, step = (size_t)g * (two_limbs ? 2 : 1);
+    const uint8_t *p = w->data + (size_t)blk * bb;
+    const float *pair = act_pairs(x, xp);
+    __m256 acc[CPU_ROW_STREAMS][2];
+    for (int b = 0; b < B; b++) acc[b][0] = acc[b][1] = _mm256_setzero_ps();
+    for (size_t at = 0; at < bb; at += gb, p += gb, xp += step, pair += 2) {
+        size_t ahead = ROW_AHEAD + (at + ROW_AHEAD < bb ? 0 : (size_t)(B - 1) * bb);
+        if (two_limbs)
+            UNROLL(1)
+            for (int b = 0; b < B; b++) row_q4_group(p + (size_t)b * bb, ahead, xp, pair, true, g, dt, acc[b]);
+        else
+            UNROLL(4)
+            for (int b = 0; b < B; b++) row_q4_group(p + (size_t)b * bb, ahead, xp, pair, false, g, dt, acc[b]);
+    }
+    for (int b = 0; b < B; b++) store16(y + 16 * b, w->n - 16 * (blk + b), acc[b][0], acc[b][1]);
+}
+
 FORCED void row_q4(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row,
                    float *y, bool two_limbs, int g, enum dtype dt)
 {
     const uint8_t *xr = x->data + (size_t)row * x->row_bytes;
-    size_t limbs = two_limbs ? 2 : 1, cb = code_bytes(CPU_W_Q4, g), gb = cb + scales_bytes(dt);
-    for (int64_t blk = blk0; blk < blk1; blk++) {
-        const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = xr;
-        const float *pair = act_pairs(x, xr);
-        __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
-        for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += limbs * (size_t)g, pair += 2) {
-            __m256i isum[2];
-            __m256 s[2], b[2];
-            group_q4_row(p, g, xp, two_limbs, isum);
-            _mm_prefetch((const char *)p + PREFETCH_AHEAD + cb, _MM_HINT_T0);
-            scales_load(dt, p + cb, s, b);
-            for (int h = 0; h < 2; h++) acc[h] = group_add(acc[h], s[h], b[h], pair, isum[h]);
-        }
-        store16(y + 16 * (blk - blk0), w->n - 16 * blk, acc[0], acc[1]);
-    }
+    int64_t blk = blk0;
+    for (; blk + CPU_ROW_STREAMS <= blk1; blk += CPU_ROW_STREAMS, y += 16 * CPU_ROW_STREAMS)
+        row_q4_streams(CPU_ROW_STREAMS, w, blk, x, xr, y, two_limbs, g, dt);
+    for (; blk < blk1; blk++, y += 16) row_q4_streams(1, w, blk, x, xr, y, two_limbs, g, dt);
 }
 
 /* The common group sizes and scale types become constants of their own loops. */
