@@ -79,13 +79,29 @@ static void test_b109_portable_equals_contract(void **state)
     for (int d = 0; d < 3; d++) check_naive(0, 0, dts[d], ACT_F32, 1 + kt_below(40), 8 * (1 + kt_below(20)), 2, PLAIN);
 }
 
+/* The levels, and behind them AVX2 without VNNI, which a CPU that has VNNI would never show. */
+#define LEVELS_MAX (CPU_LEVEL_COUNT + 1)
+
+static int levels_of(struct cpu_kernels t[LEVELS_MAX])
+{
+    int n = kt_levels(t);
+#if defined(__x86_64__)
+    if (cpu_level_detect() >= CPU_AVX2) {
+        t[n] = t[CPU_AVX2];
+        cpu_fill_avx2(&t[n]);
+        t[n++].level = "avx2 without vnni";
+    }
+#endif
+    return n;
+}
+
 /* One problem on every level: whole, and cut by blocks and rows with a wider ld_y. */
 static void check_levels(int bits, int g, enum dtype dt, enum act_form form, int64_t n, int64_t k, int64_t m,
                          enum flavour fl)
 {
-    struct cpu_kernels plain, t[CPU_LEVEL_COUNT];
+    struct cpu_kernels plain, t[LEVELS_MAX];
     cpu_fill_portable(&plain);
-    int levels = kt_levels(t);
+    int levels = levels_of(t);
     struct problem pr = problem_make(bits, g, dt, n, k);
     struct kt_buf x = kt_alloc((size_t)(m * k) * 4), want = kt_alloc((size_t)(m * n) * 4), ab;
     x_fill((float *)x.p, m, k, fl);
@@ -180,9 +196,9 @@ static void test_levels_float(void **state)
 static void test_levels_extreme(void **state)
 {
     (void)state;
-    struct cpu_kernels plain, t[CPU_LEVEL_COUNT];
+    struct cpu_kernels plain, t[LEVELS_MAX];
     cpu_fill_portable(&plain);
-    int levels = kt_levels(t);
+    int levels = levels_of(t);
     enum { N = 80 };
     for (int c = 0; c < 24; c++) {
         int bits = c & 1 ? 8 : 4, g = c & 2 ? 128 : 32;
@@ -212,9 +228,9 @@ static void test_levels_extreme(void **state)
 static void test_quantise_levels(void **state)
 {
     (void)state;
-    struct cpu_kernels plain, t[CPU_LEVEL_COUNT];
+    struct cpu_kernels plain, t[LEVELS_MAX];
     cpu_fill_portable(&plain);
-    int levels = kt_levels(t);
+    int levels = levels_of(t);
     static const int groups[] = { 16, 32, 64, 128 };
     for (int c = 0; c < 400; c++) {
         int g = groups[c & 3];
@@ -311,8 +327,8 @@ static void test_pack_refusals(void **state)
 
 static void bench_one(int bits, int g, enum act_form form, int64_t n, int64_t k, int64_t m)
 {
-    struct cpu_kernels t[CPU_LEVEL_COUNT];
-    int levels = kt_levels(t);
+    struct cpu_kernels t[LEVELS_MAX];
+    int levels = levels_of(t);
     struct problem pr = problem_make(bits, g, DT_BF16, n, k);
     struct kt_buf x = kt_alloc((size_t)(m * k) * 4), y = kt_alloc((size_t)(m * n) * 4), ab;
     x_fill((float *)x.p, m, k, PLAIN);
@@ -342,8 +358,8 @@ static void bench(void)
     bench_one(4, 64, ACT_F32, 1536, 576, 16);
     bench_one(0, 0, ACT_F32, 1536, 576, 1);
     bench_one(0, 0, ACT_F32, 1536, 576, 64);
-    struct cpu_kernels t[CPU_LEVEL_COUNT];
-    int levels = kt_levels(t);
+    struct cpu_kernels t[LEVELS_MAX];
+    int levels = levels_of(t);
     struct kt_buf x = kt_alloc(576 * 64 * 4), y = kt_alloc(act_row_bytes(ACT_Q16, 576, 64) * 64);
     x_fill((float *)x.p, 64, 576, PLAIN);
     for (int l = 0; l < levels; l++)
