@@ -74,8 +74,9 @@ struct pool {
 struct worker {
     struct pool *pool;
     int i_thread;
-    bool apart;
-    cpu_set_t before; /* where it may run when it is not */
+    bool crowded;     /* what it has acted on */
+    bool apart;       /* it keeps to cores of its own */
+    cpu_set_t before; /* where it may run when it does not */
 };
 
 static int64_t now_ns(void)
@@ -305,14 +306,14 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx)
 
 /* --- the pool --- */
 
-/* In a crowded machine on its own cores, else where it was before. */
+/* In a crowded machine on its own cores, where it has some, else where it was before. */
 static void worker_place(struct worker *w)
 {
-    bool apart = atomic_load_explicit(&w->pool->crowded, memory_order_relaxed);
-    if (apart == w->apart) return;
-    if (apart) cores_keep_own(&w->pool->cores, w->i_thread, w->pool->n_threads, &w->before);
-    else cores_leave_own(&w->before);
-    w->apart = apart;
+    bool crowded = atomic_load_explicit(&w->pool->crowded, memory_order_relaxed);
+    if (crowded == w->crowded) return;
+    w->crowded = crowded;
+    if (w->apart) cores_leave_own(&w->before);
+    w->apart = crowded && cores_keep_own(&w->pool->cores, w->i_thread, w->pool->n_threads, &w->before);
 }
 
 static void *worker_main(void *arg)

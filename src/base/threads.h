@@ -39,7 +39,8 @@ struct pool_work {
 mb_status pool_open(struct pool **out, int n_threads, mb_error *err);
 void pool_close(struct pool *p);
 int pool_n_threads(const struct pool *p);
-/* Run regions until open returns 0. The caller is thread 0. Only one run at a time; not reentrant. */
+/* Run regions until open returns 0. The caller is thread 0. Only one run at a time; not reentrant. In a crowded machine the caller
+ * keeps to some of the CPUs that it may use, until the run is over. */
 void pool_run_regions(struct pool *p, const struct pool_work *work, void *ctx);
 /* One region: fn(ctx, i, n) once for each share i of n = n_threads; a thread may do several shares. */
 void pool_run(struct pool *p, pool_fn fn, void *ctx);

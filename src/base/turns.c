@@ -27,34 +27,36 @@ bool turns_take_short(void)
     return got.runtime_ns == TURN_NS;
 }
 
-static int64_t now_ns(clockid_t clock)
+static int64_t now_ns(void)
 {
     struct timespec t;
-    clock_gettime(clock, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 /* The first time to offer the core after now: none within sight where ticks are no longer known. */
-static int64_t end_after(int64_t now)
+static void turn_begin(struct turn *t, int64_t now)
 {
     struct timespec tick;
-    if (clock_getres(CLOCK_MONOTONIC_COARSE, &tick) != 0 || tick.tv_nsec < TICK_MIN_NS || tick.tv_nsec > TICK_MAX_NS) return INT64_MAX;
+    t->end_ns = t->tick_ns = INT64_MAX;
+    if (clock_getres(CLOCK_MONOTONIC_COARSE, &tick) != 0 || tick.tv_nsec < TICK_MIN_NS || tick.tv_nsec > TICK_MAX_NS) return;
     int64_t before = tick.tv_nsec / 8 < BEFORE_TICK_NS ? tick.tv_nsec / 8 : BEFORE_TICK_NS;
-    return ((now + before) / tick.tv_nsec + 1) * tick.tv_nsec - before;
+    t->tick_ns = ((now + before) / tick.tv_nsec + 1) * tick.tv_nsec;
+    t->end_ns = t->tick_ns - before;
 }
 
 bool turn_is_over(struct turn *t)
 {
-    int64_t now = now_ns(CLOCK_MONOTONIC);
+    int64_t now = now_ns();
     if (now < t->end_ns) return false;
     /* Behind the tick it is too late: the core was taken from the thread, or nobody wanted it. */
-    if (now < t->end_ns + BEFORE_TICK_NS) return true;
-    t->end_ns = end_after(now);
+    if (now < t->tick_ns) return true;
+    turn_begin(t, now);
     return false;
 }
 
 void turn_offer(struct turn *t)
 {
     sched_yield();
-    t->end_ns = end_after(now_ns(CLOCK_MONOTONIC));
+    turn_begin(t, now_ns());
 }

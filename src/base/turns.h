@@ -17,7 +17,8 @@ bool turns_take_short(void);
 
 /* Of one thread. Begin with zeros. */
 struct turn {
-    int64_t end_ns; /* when the core is offered next */
+    int64_t end_ns;  /* when the core is offered next */
+    int64_t tick_ns; /* the tick behind that */
 };
 
 /* Is it time to offer the core? */
