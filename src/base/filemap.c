@@ -297,7 +297,9 @@ mb_status dir_make(const char *path, mb_error *err)
         part[i] = 0;
         if (mkdir(part, 0755) != 0) {
             int why = errno;
-            if (!dir_exists(part)) return errno = why, mb_fail_errno(err, "make folder", part); /* its look changes errno */
+            bool there = dir_exists(part); /* its look changes errno */
+            errno = why;
+            if (!there) return mb_fail_errno(err, "make folder", part);
         }
         part[i] = saved;
     }

@@ -87,8 +87,9 @@ static double kv_rate(const double rates[KV_FORMAT_COUNT], int format)
     return rates[format] > 0 ? rates[format] : rates[KV_F16];
 }
 
-/* Of a model whose weights take n_bytes, whether a token reads all of them or some experts, which others follow: up to OPS_NEAR_BYTES as fast as those were, from far_bytes on as memory gives them, and
- * between them, where a machine shares its caches with others, along the logarithm. */
+/* Of a model whose weights take n_bytes, whether a token reads all of them or some experts, which others follow: up to
+ * OPS_NEAR_BYTES as fast as those were, from far_bytes on as memory gives them, and between them, where a machine shares its
+ * caches with others, along the logarithm. */
 static double weight_rate(const struct ops_rates *r, int class, int tier, double n_bytes)
 {
     double near = r->near_bytes_s[class][tier], far = r->weight_bytes_s[class][tier];

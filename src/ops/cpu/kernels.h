@@ -1,7 +1,7 @@
 /* kernels.h: every kernel of the CPU backend, one contract for all levels (portable, avx2, avx512, amx).
  *
  * The table is filled by select.c: portable first, then each level the machine has overwrites what it has; nothing is
- * ever NULL. All levels are equal bit for bit (docs/numerics.md); tests/kernels compares each with portable. A kernel
+ * NULL in the end but what says here that it may be. All levels are equal bit for bit (docs/numerics.md); tests/kernels compares each with portable. A kernel
  * never tests a CPU flag, allocates nothing, and is a pure function of its operands. Threads: the caller cuts the work
  * (blocks of 16 outputs, rows, units); how it is cut has no effect on bits.
  *

@@ -64,11 +64,12 @@ void cpu_rope_kv(const struct compiled *c, const struct plan_step *s, int32_t i,
     if (area) c->dev->kernels.kv_write(format_of(c, s), d, c->batch.index[i] % KV_PAGE_TOKENS, tmp, v, area);
 }
 
-/* Do tokens [i, i + 16) of the batch lie side by side in a page, from a place on where they may be written together? */
+/* Do tokens [i, i + 16) of the batch lie side by side in a page, from a place on where they may be written together, and is that faster? */
 static bool sixteen(const struct compiled *c, const struct plan_step *s, int32_t i, int32_t end)
 {
     const struct cpu_batch *b = &c->batch;
-    return c->dev->kernels.kv_write_16 && end - i >= 16 && b->row_of[i + 15] == b->row_of[i] && b->index[i] % 16 == 0 && !kv_is_codes((int)format_of(c, s));
+    if (!c->dev->kernels.kv_write_16 || kv_is_codes((int)format_of(c, s))) return false;
+    return end - i >= 16 && b->row_of[i + 15] == b->row_of[i] && b->index[i] % 16 == 0;
 }
 
 /* Head h of K and V of tokens [first, end). tmp: 32 heads. */
