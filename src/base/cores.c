@@ -213,19 +213,19 @@ bool cores_is_own(const struct cores *c, int cpu, int i_thread, int n_threads)
     return (int64_t)c->place[cpu] * n_threads / c->n_cores == i_thread;
 }
 
-bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, cpu_set_t *before)
+bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, struct cores_kept *kept)
 {
-    cpu_set_t own;
-    CPU_ZERO(&own);
-    if (sched_getaffinity(0, sizeof *before, before) != 0) return false;
+    CPU_ZERO(&kept->own);
+    if (sched_getaffinity(0, sizeof kept->before, &kept->before) != 0) return false;
     for (int i = 0; i < c->n_cpus && i < CPU_SETSIZE; i++)
-        if (CPU_ISSET((size_t)i, before) && cores_is_own(c, i, i_thread, n_threads)) CPU_SET((size_t)i, &own);
-    return CPU_COUNT(&own) > 0 && sched_setaffinity(0, sizeof own, &own) == 0;
+        if (CPU_ISSET((size_t)i, &kept->before) && cores_is_own(c, i, i_thread, n_threads)) CPU_SET((size_t)i, &kept->own);
+    return CPU_COUNT(&kept->own) > 0 && sched_setaffinity(0, sizeof kept->own, &kept->own) == 0;
 }
 
-void cores_leave_own(const cpu_set_t *before)
+void cores_leave_own(const struct cores_kept *kept)
 {
-    sched_setaffinity(0, sizeof *before, before);
+    cpu_set_t now;
+    if (sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &kept->own)) sched_setaffinity(0, sizeof kept->before, &kept->before);
 }
 
 /* Whole CPUs of "quota period"; INT_MAX-like large number for "max". At least 1. */

@@ -33,9 +33,14 @@ void cores_bind(const struct cores *c, int node);
 
 /* Is this CPU of the cores that are thread i's alone, of n threads? These are a run of places; none where n > n_cores. */
 bool cores_is_own(const struct cores *c, int cpu, int i_thread, int n_threads);
-/* Keep the calling thread to its own of the CPUs that it may use now; what it might use goes to *before, for
- * cores_leave_own. false, and nothing has changed: it has none of its own there, or a machine too large for a cpu_set_t. */
-bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, cpu_set_t *before);
-void cores_leave_own(const cpu_set_t *before);
+struct cores_kept {
+    cpu_set_t before; /* what the thread might use */
+    cpu_set_t own;    /* what it keeps to */
+};
+/* Keep the calling thread to its own of the CPUs that it may use now. false, and nothing has changed: it has none of its own
+ * there, or a machine too large for a cpu_set_t. */
+bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, struct cores_kept *kept);
+/* Back to all that it might use, unless somebody else (taskset, a cpuset) has said meanwhile where it may run. */
+void cores_leave_own(const struct cores_kept *kept);
 
 #endif

@@ -76,7 +76,7 @@ struct worker {
     int i_thread;
     bool crowded;     /* what it has acted on */
     bool apart;       /* it keeps to cores of its own */
-    cpu_set_t before; /* where it may run when it does not */
+    struct cores_kept kept;
 };
 
 static int64_t now_ns(void)
@@ -262,13 +262,13 @@ void pool_run_regions(struct pool *p, const struct pool_work *work, void *ctx)
         run_alone(p, work, ctx);
         return;
     }
-    cpu_set_t before;
+    struct cores_kept kept;
     p->work = work;
     p->ctx = ctx;
     crowd_look(p, now_ns());
-    bool apart = atomic_load_explicit(&p->crowded, memory_order_relaxed) && cores_keep_own(&p->cores, 0, p->n_threads, &before);
+    bool apart = atomic_load_explicit(&p->crowded, memory_order_relaxed) && cores_keep_own(&p->cores, 0, p->n_threads, &kept);
     run_together(p);
-    if (apart) cores_leave_own(&before);
+    if (apart) cores_leave_own(&kept);
 }
 
 /* --- one function on all threads --- */
@@ -312,8 +312,8 @@ static void worker_place(struct worker *w)
     bool crowded = atomic_load_explicit(&w->pool->crowded, memory_order_relaxed);
     if (crowded == w->crowded) return;
     w->crowded = crowded;
-    if (w->apart) cores_leave_own(&w->before);
-    w->apart = crowded && cores_keep_own(&w->pool->cores, w->i_thread, w->pool->n_threads, &w->before);
+    if (w->apart) cores_leave_own(&w->kept);
+    w->apart = crowded && cores_keep_own(&w->pool->cores, w->i_thread, w->pool->n_threads, &w->kept);
 }
 
 static void *worker_main(void *arg)

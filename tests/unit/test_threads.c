@@ -418,24 +418,34 @@ static void test_cores_two_speeds(void **state)
     }
 }
 
-/* A thread keeps to what is its own and may use, and may go everywhere again. */
+/* A thread keeps to what is its own and may use, and may go everywhere again, unless it was moved meanwhile. */
 static void test_cores_own(void **state)
 {
     (void)state;
     struct cores c;
     mb_error err;
-    cpu_set_t at_first, before, now;
+    cpu_set_t at_first, now;
+    struct cores_kept kept, none;
     assert_int_equal(sched_getaffinity(0, sizeof at_first, &at_first), 0);
     assert_int_equal(cores_read_own(&c, &err), MB_OK);
-    assert_false(cores_keep_own(&c, 0, c.n_cores + 1, &before));
+    assert_false(cores_keep_own(&c, 0, c.n_cores + 1, &none));
     for (int i = 0; i < c.n_cores; i++) {
-        assert_true(cores_keep_own(&c, i, c.n_cores, &before));
+        assert_true(cores_keep_own(&c, i, c.n_cores, &kept));
         assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
         for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) assert_int_equal(!!CPU_ISSET(cpu, &now), cores_is_own(&c, cpu, i, c.n_cores));
-        if (c.n_cores > 1) assert_false(cores_keep_own(&c, (i + 1) % c.n_cores, c.n_cores, &now)); /* that is forbidden now */
-        cores_leave_own(&before);
+        if (c.n_cores > 1) assert_false(cores_keep_own(&c, (i + 1) % c.n_cores, c.n_cores, &none)); /* that is forbidden now */
+        cores_leave_own(&kept);
         assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
         assert_true(CPU_EQUAL(&now, &at_first));
+    }
+    struct cores_kept other;
+    if (c.n_cores > 1 && cores_keep_own(&c, 0, c.n_cores, &kept)) {
+        assert_int_equal(sched_setaffinity(0, sizeof at_first, &at_first), 0);
+        assert_true(cores_keep_own(&c, 1, c.n_cores, &other));
+        cores_leave_own(&kept);
+        assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
+        assert_true(CPU_EQUAL(&now, &other.own));
+        cores_leave_own(&other);
     }
     cores_free(&c);
 }
