@@ -1,6 +1,6 @@
 /* test_engine.c: the scheduler end to end over the scripted stepper: batches, chunks, choices, scores (who gives way: test_engine_memory.c; what
- * draws are: test_engine_draws.c). Every draw is a hash of all earlier ids read from
- * the pages, so equal output means equal pages. Requirement and case IDs stand at the tests. */
+ * draws are: test_engine_draws.c). Every draw is a hash of all earlier ids read from the pages, so equal output means equal pages.
+ * Requirement and case IDs stand at the tests. */
 #include "unit/engine_manners.h"
 
 /* --- the plain way --- */
