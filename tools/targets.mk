@@ -107,7 +107,7 @@ allocs-failed:
 	@$(MAKE) --no-print-directory -s -j$(JOBS) $(PROGRAM) $(ALLOC_BINS) $(FAULT_BINS)
 	@mkdir -p $(BUILD) && rm -f $(BUILD)/test-results.txt
 	@$(RUN) c $(BUILD) $(FAULT_BINS)
-	@$(RUN) py $(BUILD) tests/cli/test_prove_fault.py tests/cli/test_get_faults.py tests/http/test_faults.py tests/http/test_offload.py tests/http/test_tools.py
+	@$(RUN) py $(BUILD) tests/cli/test_prove_fault.py tests/cli/test_get_faults.py tests/http/test_faults.py tests/http/test_isolate.py tests/http/test_offload.py tests/http/test_tools.py
 	@$(RUN) alloc-fail $(BUILD) $(ALLOC_BINS)
 
 # --- use ---

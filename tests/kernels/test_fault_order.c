@@ -1,5 +1,5 @@
 /* test_fault_order.c: the fault sum_order (base/fault.h) makes a matmul of several rows differ from the same rows one by
- * one, which is what `prove` looks for; without it they are equal. Means something in a FAULTS=1 build only. */
+ * one, which is what `prove` looks for; without it they are equal. faults: yes (run by `make alloc-fail`, with FAULTS=1). */
 #include "kernels/kt.h"
 
 #include "base/fault.h"

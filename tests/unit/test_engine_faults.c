@@ -1,5 +1,5 @@
 /* test_engine_faults.c: the engine's fault points (base/fault.h), each in a process of its own because faults are read
- * once. Skipped unless the build says FAULTS=1. */
+ * once. faults: yes (run by `make alloc-fail`; skipped unless the build says FAULTS=1). */
 #include "unit/engine_rig.h"
 
 #include <sys/wait.h>

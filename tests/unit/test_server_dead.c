@@ -1,8 +1,8 @@
-/* B-106: the engine thread dies while clients wait. Needs a FAULTS=1 build; else the test is skipped. */
+/* test_server_dead.c: the engine thread dies while clients wait. faults: yes (run by `make alloc-fail`; skipped unless the build says
+ * FAULTS=1). */
 #include "server_rig.h"
 
 #include <signal.h>
-
 
 static int post(struct server_rig *r, const char *body)
 {
@@ -14,6 +14,7 @@ static int post(struct server_rig *r, const char *body)
     return fd;
 }
 
+/* B-106 */
 static void test_b106_engine_death(void **state)
 {
     (void)state;
