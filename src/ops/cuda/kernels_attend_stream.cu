@@ -347,7 +347,7 @@ template <int DP, bool BF> struct stream_block {
         if (!*last) return;
         float2 *factors = (float2 *)(void *)area.p;
         stream_merge<DP, WARPS>(g, t.tok0 + row, kvh * g.group, n, parts() + (int64_t)split0 * stride(), stride(), (float2(*)[ATTEND_FACTORS])factors,
-                         factors + HEADS_MAX * ATTEND_FACTORS);
+                                factors + HEADS_MAX * ATTEND_FACTORS);
     }
 };
 #endif

@@ -37,7 +37,7 @@ template <int NT, int RT, bool GLU> struct experts_ends {
 
 template <int NT, int RT, bool GLU>
 static __device__ __forceinline__ void experts_out(const struct experts_args &a, const struct experts_ends<NT, RT, GLU> &ends, const float4 (*red)[RT][NT][32], int u,
-                                                int q, int l)
+                                                   int q, int l)
 {
     constexpr int OUT = GLU ? RT / 2 : RT;
     const float inv = GLU ? __fdiv_rn(1.0f, a.out.mul) : 0.0f;
