@@ -7,26 +7,10 @@ import urllib.request
 
 import pytest
 
-from hub_rig import Hub, Store, check_snapshot, end, header, model_files, plant, small_files
+from hub_rig import Store, check_snapshot, end, header, model_files, plant, small_files
 
 STARTER, E4B = "mlx-community/MiniCPM5-1B-OptiQ-4bit", "mlx-community/gemma-4-e4b-it-OptiQ-4bit"
 UNWANTED = (".gitattributes", "pytorch_model.bin")
-
-
-@pytest.fixture
-def hub():
-    with Hub() as h:
-        yield h
-
-
-@pytest.fixture
-def store(tmp_path, hub):
-    return Store(tmp_path, hub)
-
-
-@pytest.fixture
-def alone(tmp_path):
-    return Store(tmp_path)
 
 
 def serve_card(store, *args):

@@ -12,25 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hub_rig import (LLAMA, TORTURE, Hub, Store, check_snapshot, digest_of, end, header, model_files, plant, small_files)
+from hub_rig import (LLAMA, TORTURE, check_snapshot, digest_of, end, header, model_files, plant, small_files)
 
 NAME = "org/tiny"
-
-
-@pytest.fixture
-def hub():
-    with Hub() as h:
-        yield h
-
-
-@pytest.fixture
-def store(tmp_path, hub):
-    return Store(tmp_path, hub)
-
-
-@pytest.fixture
-def alone(tmp_path):
-    return Store(tmp_path)
 
 
 def tree(path):

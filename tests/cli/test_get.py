@@ -10,21 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hub_rig import (LLAMA, MLX_BUN, Hub, Store, check_snapshot, digest_of, git_sha1, model_files, sha256, small_files)
+from hub_rig import (LLAMA, MLX_BUN, Store, check_snapshot, digest_of, git_sha1, model_files, sha256, small_files)
 
 NAME = "org/tiny"
 UNWANTED = (".gitattributes", "pytorch_model.bin")
-
-
-@pytest.fixture
-def hub():
-    with Hub() as h:
-        yield h
-
-
-@pytest.fixture
-def store(tmp_path, hub):
-    return Store(tmp_path, hub)
 
 
 def wanted(files):

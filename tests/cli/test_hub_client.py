@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hub_rig import Hub, Store, check_snapshot, model_files, sha256, small_files
+from hub_rig import check_snapshot, model_files, sha256, small_files
 
 PYTHON = os.environ.get("MLX_BUN_HF_PYTHON", sys.executable)
 HAS_CLIENT = subprocess.run([PYTHON, "-c", "import huggingface_hub"], capture_output=True).returncode == 0
@@ -24,17 +24,6 @@ def client(store, code, status=0, **env):
                             **env})
     assert p.returncode == status, p.stderr[-3000:]
     return p.stdout.strip()
-
-
-@pytest.fixture
-def hub():
-    with Hub() as h:
-        yield h
-
-
-@pytest.fixture
-def store(tmp_path, hub):
-    return Store(tmp_path, hub)
 
 
 def test_client_downloads_from_the_test_hub(hub, store):
