@@ -1,7 +1,7 @@
 /* test_engine_soak.c: random loads over random engines, from a seed: `test_engine_soak [first_seed [n_seeds]]`.
  * Every step checks the books: pages, tree, and that what the sequences name is exactly what the pool counts. Every
  * token is compared with what the same job draws alone, without guesses. ENG-006, ENG-194, B-028, B-043, B-071, B-094, B-098, B-103. */
-#include "unit/engine_rig.h"
+#include "unit/engine_manners.h"
 
 #include "engine/engine_int.h"
 
@@ -172,25 +172,13 @@ static void wait_all(struct rig *r, struct rig_job *j)
     }
 }
 
-/* The same job alone, over a stepper without pages. */
+/* The same job alone, nothing guessed. */
 static void run_alone(const struct rig_job *j, struct rig_job *alone)
 {
-    static struct rig r;
-    rig_init(&r);
-    r.eo.batch = 1;
-    r.eo.prompt_cache_bytes = 0;
-    r.so.hash_end_every = j->rig->so.hash_end_every;
-    rig_open(&r);
-    job_init(alone, &r, j->job.n_ids, 0, 0);
-    struct job_filter f = alone->job.filter;
-    memcpy(alone->ids, j->ids, (size_t)j->job.n_ids * sizeof(int32_t));
-    alone->job = j->job;
-    alone->job.ids = alone->ids;
-    alone->job.filter = f;
-    if (alone->job.ahead == guess) alone->job.ahead = NULL;
-    alone->stop_after = j->stop_after;
-    job_run(alone);
-    rig_close(&r);
+    static struct rig_job like;
+    like = *j;
+    if (like.job.ahead == guess) like.job.ahead = NULL;
+    solo(&like, alone);
 }
 
 static void compare_alone(const struct rig_job *j, const struct rig_job *o)
