@@ -428,11 +428,6 @@ void threads_set_fp_default(void)
 #endif
 }
 
-void threads_take_short_turns(void)
-{
-    turns_take_short();
-}
-
 void threads_lower_priority(void)
 {
     /* On Linux a nice value belongs to a thread. */

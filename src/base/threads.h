@@ -53,8 +53,6 @@ void threads_share(int64_t n, int64_t unit, int i_thread, int n_threads, int64_t
 void threads_set_fp_default(void);
 /* Lower the calling thread's scheduling priority (HTTP and preparation threads). Best effort. */
 void threads_lower_priority(void);
-/* Short turns on the processor for the calling thread (turns.h). Best effort. */
-void threads_take_short_turns(void);
 void threads_set_name(const char *name); /* at most 15 bytes */
 
 #endif

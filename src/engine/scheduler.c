@@ -14,6 +14,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "base/turns.h"
 #include "engine/engine_int.h"
 
 static const char *const DEAD_TEXT = "the engine has stopped; the server must be restarted";
@@ -284,7 +285,7 @@ void *engine_main(void *arg)
     bool alive = true;
     threads_set_name("mb-engine");
     threads_set_fp_default();
-    threads_take_short_turns();
+    turns_take_short();
     while (alive && control(e)) {
         uint64_t n_events = e->n_events;
         admit(e);

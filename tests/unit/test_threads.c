@@ -244,7 +244,7 @@ static void *short_turns(void *before)
 {
     uint64_t others = *(uint64_t *)before;
     int nice = getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid));
-    threads_take_short_turns();
+    turns_take_short();
     assert_int_equal(getpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid)), nice);
     assert_int_equal(turn_ns(), others ? 500000 : 0);
     return NULL;
