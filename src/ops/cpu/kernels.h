@@ -1,9 +1,9 @@
 /* kernels.h: every kernel of the CPU backend, one contract for all levels (portable, avx2, avx512, amx).
  *
  * The table is filled by select.c: portable first, then each level the machine has overwrites what it has; nothing is
- * NULL in the end but what says here that it may be. All levels are equal bit for bit (docs/numerics.md); tests/kernels compares each with portable. A kernel
- * never tests a CPU flag, allocates nothing, and is a pure function of its operands. Threads: the caller cuts the work
- * (blocks of 16 outputs, rows, units); how it is cut has no effect on bits.
+ * NULL in the end but what says here that it may be. All levels are equal bit for bit (docs/numerics.md); tests/kernels
+ * compares each with portable. A kernel never tests a CPU flag, allocates nothing, and is a pure function of its
+ * operands. Threads: the caller cuts the work (blocks of 16 outputs, rows, units); how it is cut has no effect on bits.
  *
  * Weights. "Packed": 16 output rows interleaved; block b holds rows 16b .. 16b+15 (tail rows are zero).
  *   Affine 4 bit: per group of g along k: g/8 vectors of 16 u32: lane r of vector i is the MLX word i of row r, unchanged

@@ -59,8 +59,8 @@ static int parts_collect(const struct plan_step *s, int32_t n_steps, struct part
     return n;
 }
 
-/* Blocks of a tile: a quarter of a share, within bounds of bytes but as many as one row is read in streams of, whole units. One thread
- * alone takes whole shares. */
+/* Blocks of a tile: a quarter of a share, within bounds of bytes, though not below CPU_ROW_STREAMS where there are as many; whole units.
+ * One thread alone takes whole shares. */
 static int64_t tile_blocks(const struct part *parts, int n_parts, int n_threads, int64_t unit)
 {
     int64_t blocks = 0, bytes = 0;
