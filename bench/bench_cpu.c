@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/threads.h"
+#include "base/turns.h"
 #include "engine/direct.h"
 
 #define SESSION_TOKENS 2048
@@ -169,7 +170,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_cpu DIR l1|l2|f32 THREADS N_PROMPT N_DECODE|session [LEVEL|-] [BUSY: 0 to 64]\n");
         return 2;
     }
-    threads_take_short_turns(); /* as the engine's thread does */
+    turns_take_short(); /* as the engine's thread does */
     mb_status st = bench_open(&b, argv, level, n_prompt, is_session ? 0 : n_prompt + (n_busy ? 2 : 1) * n_decode + 1, &err);
     if (st == MB_OK) st = prefill(&b, n_prompt, &err);
     if (st == MB_OK) st = is_session ? session(&b, &err) : once(&b, n_decode, n_busy, &err);

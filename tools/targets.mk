@@ -30,7 +30,9 @@ clean: ## remove every build folder
 # --- tests ---
 
 .PHONY: test-programs test-run
-test-programs: $(PROGRAM) $(TEST_BINS) $(REPLAY_BINS)
+# Not run by tests, but built with them, so that they follow the code.
+BENCH_BINS := $(patsubst %,$(BUILD)/bench_%,cpu text machine attention logits steps order)
+test-programs: $(PROGRAM) $(TEST_BINS) $(REPLAY_BINS) $(BENCH_BINS)
 
 test: deps ## everything that must pass: layers, C tests, fuzz replays, pytest suites, coverage
 	@tools/timed build $(MAKE) --no-print-directory -s -j$(JOBS) test-programs
@@ -120,7 +122,7 @@ $(BUILD)/cuda_ranks: bench/cuda_ranks.c $(BUILD)/libmlxbun.a
 	@mkdir -p $(@D)
 	$(call say,LD )
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
-$(BUILD)/bench_cpu $(BUILD)/bench_text $(BUILD)/bench_machine $(BUILD)/bench_attention $(BUILD)/bench_logits $(BUILD)/bench_steps: $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
+$(filter-out %/bench_order,$(BENCH_BINS)): $(BUILD)/bench_%: bench/bench_%.c $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $< $(BUILD)/libmlxbun.a $(LDFLAGS) -o $@ $(PKG_LIBS)
 $(BUILD)/bench_order: bench/bench_order.c bench/free_avx2.c bench/free_avx512.c bench/free.h $(BUILD)/libmlxbun.a
 	$(Q)$(CC) $(std) $(CFLAGS) $(PKG_CFLAGS) $(filter %.c %.a,$^) $(LDFLAGS) -o $@ $(PKG_LIBS)
