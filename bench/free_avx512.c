@@ -16,22 +16,21 @@ static const float *pairs_of(const struct cpu_act *x, const uint8_t *row)
     return (const float *)(row + (size_t)x->k * (x->form == ACT_Q16 ? 2 : 1));
 }
 
-/* One row, B blocks side by side as ours reads them; scale and bias in chains of their own. */
-FORCED void row_blocks_free(bool two, int g, int B, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x, const uint8_t *row,
-                            float *y)
+/* One row, B runs of blocks side by side as ours reads them; scale and bias in chains of their own. */
+FORCED void row_blocks_free(bool two, int g, int B, const struct cpu_weight *w, int64_t blk, int64_t run, const struct cpu_act *x,
+                            const uint8_t *row, float *y)
 {
     const __m512i m0f = _mm512_set1_epi32(0x0f0f0f0f);
-    size_t cb = (size_t)g * 8, gb = cb + 64;
+    size_t cb = (size_t)g * 8, gb = cb + 64, step = (size_t)run * w->block_bytes;
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = row;
     const float *pair = pairs_of(x, row);
     __m512 acc[4][2];
     UNROLL(4)
     for (int b = 0; b < B; b++) acc[b][0] = acc[b][1] = _mm512_setzero_ps();
     for (size_t at = 0; at < w->block_bytes; at += gb, p += gb, xp += two ? 2 * g : g, pair += 2) {
-        size_t ahead = 2048 + (at + 2048 < w->block_bytes ? 0 : (size_t)(B - 1) * w->block_bytes);
         UNROLL(4)
         for (int b = 0; b < B; b++) {
-            const uint8_t *q = p + (size_t)b * w->block_bytes;
+            const uint8_t *q = p + (size_t)b * step;
             __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
             UNROLL(8)
             for (int j = 0; j < g / 8; j++) {
@@ -44,7 +43,10 @@ FORCED void row_blocks_free(bool two, int g, int B, const struct cpu_weight *w, 
                 }
             }
             UNROLL(16)
-            for (size_t l = 0; l < gb; l += 64) _mm_prefetch((const char *)q + ahead + l, _MM_HINT_T0);
+            for (size_t l = 0; l < gb; l += 64) {
+                _mm_prefetch((const char *)q + 1024 + l, _MM_HINT_T0);
+                _mm_prefetch((const char *)q + 2048 + l, _MM_HINT_T1);
+            }
             __m512i isum = _mm512_add_epi32(h0, h1);
             if (two) isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 8), _mm512_add_epi32(l0, l1));
             __m512 s, c;
@@ -54,15 +56,15 @@ FORCED void row_blocks_free(bool two, int g, int B, const struct cpu_weight *w, 
         }
     }
     UNROLL(4)
-    for (int b = 0; b < B; b++) _mm512_storeu_ps(y + 16 * b, _mm512_add_ps(acc[b][0], acc[b][1]));
+    for (int b = 0; b < B; b++) _mm512_storeu_ps(y + 16 * (b * run), _mm512_add_ps(acc[b][0], acc[b][1]));
 }
 
 FORCED void row_free(bool two, int g, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                      const uint8_t *row, float *y)
 {
-    int64_t blk = blk0;
-    for (; blk + 4 <= blk1; blk += 4) row_blocks_free(two, g, 4, w, blk, x, row, y + 16 * (blk - blk0));
-    for (; blk < blk1; blk++) row_blocks_free(two, g, 1, w, blk, x, row, y + 16 * (blk - blk0));
+    int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + 4 * run;
+    for (int64_t i = 0; i < run; i++) row_blocks_free(two, g, 4, w, blk0 + i, run, x, row, y + 16 * i);
+    for (; blk < blk1; blk++) row_blocks_free(two, g, 1, w, blk, 1, x, row, y + 16 * (blk - blk0));
 }
 
 /* R rows by two blocks, scale and bias in chains of their own. */

@@ -53,8 +53,9 @@ struct cpu_weight {
 };
 /* Sizes of a packed weight; the same numbers admission uses. */
 size_t cpu_weight_block_bytes(enum cpu_wtype type, enum dtype dt, int g, int64_t k);
-/* Blocks that a kernel of one row likes to get at once, or a multiple: it reads them side by side. */
+/* Blocks that a kernel of one row likes to get at once, or a multiple: it reads so many side by side, each the first of a run of blocks. */
 #define CPU_ROW_STREAMS 4
+static inline int64_t cpu_row_run(int64_t n_blocks) { return n_blocks / CPU_ROW_STREAMS; }
 static inline int64_t cpu_weight_blocks(const struct cpu_weight *w)
 {
     return (w->n + 15) / 16;
@@ -73,6 +74,7 @@ struct cpu_act {
     const uint8_t *data;
     const uint8_t *w_end, *w_next; /* a hint of what to prefetch: where the weights of this call end, and where the thread goes on; NULL:
                                       not known */
+    size_t next_step;                 /* from one run of blocks to the next there (cpu_row_run), bytes */
 };
 
 /* matmul: y[i][o] = sum over k of x[i][k] * W[o][k],  i in [row0, row0+m), o in [16*blk0, min(16*blk1, n)).

@@ -20,7 +20,7 @@
 #include "base/mem.h"
 #include "ops/cpu/cpu_int.h"
 
-#define TILES_PER_THREAD 4
+#define TILES_PER_THREAD 2
 #define TILE_BYTES_MIN (16 << 10)  /* of weights */
 #define TILE_BYTES_MAX (128 << 10)
 

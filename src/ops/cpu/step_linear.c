@@ -17,6 +17,12 @@ cpu_matmul_fn cpu_matmul_choose(const struct cpu_kernels *k, enum cpu_wtype type
     return table[type][form];
 }
 
+/* Weights, and how far apart a kernel of one row will read them (cpu_row_run). data NULL: not known. */
+struct weights_at {
+    const uint8_t *data;
+    size_t step;
+};
+
 /* One part on rows [row0, row0 + m). */
 struct part_run {
     struct compiled *c;
@@ -28,12 +34,12 @@ struct part_run {
     int64_t row0, m, ld_out;
     float *out; /* column 0 of this part, row row0 */
     int64_t blk1;           /* where the tile's blocks of this part end */
-    const uint8_t *w_next;  /* which weights the thread reads then, or NULL */
+    struct weights_at next; /* where the thread goes on then */
 };
 
-static const uint8_t *block_at(const struct cpu_weight *w, int64_t blk)
+static struct weights_at blocks_at(const struct cpu_weight *w, int64_t blk0, int64_t blk1)
 {
-    return w->data + (size_t)blk * w->block_bytes;
+    return (struct weights_at){ w->data + (size_t)blk0 * w->block_bytes, (size_t)cpu_row_run(blk1 - blk0) * w->block_bytes };
 }
 
 /* Epilogue of a tile: columns [col0, col0 + n_cols) of the part, its first at y. */
@@ -57,8 +63,12 @@ static int64_t cols_of(const struct part_run *p, int64_t blk0, int64_t blk1)
 static void run_store(const struct part_run *p, int64_t blk0, int64_t blk1, float *y, int64_t ld)
 {
     struct cpu_act x = p->act;
-    if (p->w_next) x.w_end = block_at(p->w, blk1);
-    x.w_next = blk1 == p->blk1 ? p->w_next : x.w_end;
+    if (p->next.data) {
+        struct weights_at next = blk1 == p->blk1 ? p->next : blocks_at(p->w, blk1, 2 * blk1 - blk0);
+        x.w_end = p->w->data + (size_t)blk1 * p->w->block_bytes;
+        x.w_next = next.data;
+        x.next_step = next.step;
+    }
     p->matmul(p->w, blk0, blk1, &x, p->row0, p->m, y, ld);
     finish_tile(p, y, ld, 16 * blk0, cols_of(p, blk0, blk1));
 }
@@ -169,36 +179,36 @@ static const struct cpu_weight *packed_of(const struct linear_tile *t)
 
 /* Where the thread goes on reading weights behind tile i_tile: at its next tile, else in the next linear pass, behind the last one in the
  * first of the step to come. What a kernel asks for ahead of itself would else be another thread's, and a pass begin with waiting. */
-static const uint8_t *weights_after(const struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
+static struct weights_at weights_after(const struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
-    if (c->run_blocks > 0) return NULL;
+    if (c->run_blocks > 0) return (struct weights_at){ 0 };
     const struct linear_tile *t = &p->tiles[i_tile + 1];
     if (i_tile + 1 >= p->bounds[i_thread + 1]) {
         const struct cpu_pass *end = c->passes + c->n_passes, *q = p;
         do q = q + 1 < end ? q + 1 : c->passes;
         while (!q->tiles);
         t = &q->tiles[q->bounds[i_thread]];
-        if (q->bounds[i_thread] == q->bounds[i_thread + 1]) return NULL;
+        if (q->bounds[i_thread] == q->bounds[i_thread + 1]) return (struct weights_at){ 0 };
     }
-    return block_at(packed_of(t), t->blk0);
+    return blocks_at(packed_of(t), t->blk0, t->blk1);
 }
 
 void cpu_linear_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_tile, int i_thread)
 {
     int64_t row0, m;
     struct linear_tile t = tile_get(c, p, i_tile, &row0, &m);
-    const uint8_t *next = weights_after(c, p, i_tile, i_thread);
+    struct weights_at next = weights_after(c, p, i_tile, i_thread);
     for (int64_t i = 0; i < m; i += CPU_LINEAR_ROWS) {
         struct part_run r = part_get(c, p, t.s, t.i_part, row0 + i, m - i < CPU_LINEAR_ROWS ? m - i : CPU_LINEAR_ROWS);
         r.blk1 = t.blk1;
-        r.w_next = next;
+        r.next = next;
         if (t.s->u.linear.part[t.i_part].add) run_add(&r, t.blk0, t.blk1, (float *)c->thread_scratch[i_thread]);
         else run_store(&r, t.blk0, t.blk1, r.out + 16 * t.blk0, r.ld_out);
     }
 }
 
 /* Rows [row0, row0 + m) of both parts, then of their glu. next: see weights_after. */
-static void glu_rows(struct compiled *c, const struct cpu_pass *p, int64_t blk0, int64_t blk1, int64_t row0, int64_t m, const uint8_t *next,
+static void glu_rows(struct compiled *c, const struct cpu_pass *p, int64_t blk0, int64_t blk1, int64_t row0, int64_t m, struct weights_at next,
                      float *scratch)
 {
     int64_t ld = 16 * (blk1 - blk0), width = p->partner->u.glu.width;
@@ -208,8 +218,8 @@ static void glu_rows(struct compiled *c, const struct cpu_pass *p, int64_t blk0,
     for (int32_t i = 0; i < p->n_steps; i++)
         for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++) r[n++] = part_get(c, p, &p->s[i], j, row0, m);
     r[0].blk1 = r[1].blk1 = blk1;
-    r[0].w_next = next ? block_at(r[1].w, blk0) : NULL;
-    r[1].w_next = next;
+    if (next.data) r[0].next = blocks_at(r[1].w, blk0, blk1);
+    r[1].next = next;
     for (int i = 0; i < 2; i++) run_store(&r[i], blk0, blk1, r[i].s->u.linear.part[r[i].i_part].out == p->partner->in ? gate : up, ld);
     int64_t col0 = 16 * blk0, col1 = 16 * blk1 < width ? 16 * blk1 : width;
     for (int64_t i = 0; i < m; i++) cpu_glu_columns(c, p->partner, row0 + i, col0, col1, gate + i * ld, up + i * ld, y);
@@ -220,7 +230,7 @@ void cpu_linear_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
     int64_t row0, m;
     struct linear_tile t = tile_get(c, p, i_tile, &row0, &m);
     int64_t rows = m < CPU_LINEAR_ROWS ? m : CPU_LINEAR_ROWS, step = CPU_LINEAR_TMP_FLOATS / 32 / rows / p->unit * p->unit;
-    const uint8_t *next = weights_after(c, p, i_tile, i_thread);
+    struct weights_at next = weights_after(c, p, i_tile, i_thread);
     for (int64_t i = 0; i < m; i += rows)
         for (int64_t b = t.blk0; b < t.blk1; b += step)
             glu_rows(c, p, b, b + step < t.blk1 ? b + step : t.blk1, row0 + i, m - i < rows ? m - i : rows, next,

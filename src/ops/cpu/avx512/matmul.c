@@ -10,7 +10,8 @@
 
 #define R_MAX 6
 #define PANEL_K 768
-#define ROW_AHEAD 2048 /* bytes of each stream of one row, into L1 */
+#define ROW_AHEAD_L1 1024 /* bytes of each stream of one row */
+#define ROW_AHEAD_L2 2048
 /* Where and/shift share their ports with the products, spreading once pays from about this many rows on. */
 #ifndef PANEL_ROWS
 #define PANEL_ROWS 48
@@ -23,22 +24,30 @@ FORCED __m512i limbs_join(__m512i hi, __m512i lo)
 
 /* --- one row --- */
 
-/* B blocks side by side. Each is a stream of memory: of several the core has more lines under way than of one, whatever is asked
- * for ahead. What is asked for behind a block's end is the beginning of the one that follows B blocks on. */
-FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int B, const struct cpu_weight *w, int64_t blk,
-                        const struct cpu_act *x, int64_t row, float *y)
+/* What is asked for ahead of a block lies in the next of its run, or, behind the last one, where the thread goes on. */
+struct row_ahead {
+    uintptr_t jump; /* from the block's end to there */
+    size_t step;    /* there, from stream to stream */
+};
+
+/* B blocks side by side, `step` bytes apart. Each is a stream of memory: of several the core has more lines under way than of one, whatever
+ * is asked for ahead. A line is asked for twice, early into L2 and then into L1, which has room for less at a time. */
+FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int B, const struct cpu_weight *w, int64_t blk, int64_t run,
+                        const struct row_ahead *then, const struct cpu_act *x, int64_t row, float *y)
 {
-    size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1);
+    size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1), step = (size_t)run * w->block_bytes;
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = act_row(x, row);
     const float *pair = (const float *)(xp + act_pairs_off(x));
     __m512 acc[CPU_ROW_STREAMS];
     UNROLL(4)
     for (int b = 0; b < B; b++) acc[b] = _mm512_setzero_ps();
     for (size_t at = 0; at < w->block_bytes; at += gb, p += gb, xp += xb, pair += 2) {
-        size_t ahead = ROW_AHEAD + (at + ROW_AHEAD < w->block_bytes ? 0 : (size_t)(B - 1) * w->block_bytes);
+        bool past1 = at + ROW_AHEAD_L1 >= w->block_bytes, past2 = at + ROW_AHEAD_L2 >= w->block_bytes;
+        uintptr_t near = (uintptr_t)p + ROW_AHEAD_L1 + (past1 ? then->jump : 0), far = (uintptr_t)p + ROW_AHEAD_L2 + (past2 ? then->jump : 0);
+        size_t near_step = past1 ? then->step : step, far_step = past2 ? then->step : step;
         UNROLL(4)
-        for (int b = 0; b < B; b++) {
-            const uint8_t *q = p + (size_t)b * w->block_bytes;
+        for (int b = 0; b < B; b++, near += near_step, far += far_step) {
+            const uint8_t *q = p + (size_t)b * step;
             __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
             UNROLL(8)
             for (int j = 0; j < g / 8; j++) {
@@ -52,7 +61,10 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
                 }
             }
             UNROLL(16)
-            for (size_t l = 0; l < gb; l += 64) _mm_prefetch((const char *)q + ahead + l, _MM_HINT_T0);
+            for (size_t l = 0; l < gb; l += 64) {
+                _mm_prefetch((const char *)near + l, _MM_HINT_T0);
+                _mm_prefetch((const char *)far + l, _MM_HINT_T1);
+            }
             __m512i isum = _mm512_add_epi32(h0, h1);
             if (two) isum = limbs_join(isum, _mm512_add_epi32(l0, l1));
             __m512 s, c;
@@ -61,17 +73,25 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
         }
     }
     UNROLL(4)
-    for (int b = 0; b < B; b++) store16(y + 16 * b, w->n - 16 * (blk + b), acc[b]);
+    for (int b = 0; b < B; b++) store16(y + 16 * (b * run), w->n - 16 * (blk + b * run), acc[b]);
 }
 
+/* Every stream is a run of blocks, so that it goes on where it is. */
 FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
                        int64_t blk1, const struct cpu_act *x, int64_t row, float *y)
 {
-    int64_t blk = blk0;
-    for (; blk + CPU_ROW_STREAMS <= blk1; blk += CPU_ROW_STREAMS, y += 16 * CPU_ROW_STREAMS)
-        row_streams(type, two, g, dt, CPU_ROW_STREAMS, w, blk, x, row, y);
-    for (; blk + 2 <= blk1; blk += 2, y += 32) row_streams(type, two, g, dt, 2, w, blk, x, row, y);
-    if (blk < blk1) row_streams(type, two, g, dt, 1, w, blk, x, row, y);
+    int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + run * CPU_ROW_STREAMS;
+    struct row_ahead on = { 0, (size_t)run * w->block_bytes }, then = on;
+    if (x->w_next) {
+        then.jump = (uintptr_t)x->w_next - (uintptr_t)(w->data + (size_t)(blk0 + run) * w->block_bytes);
+        then.step = x->next_step;
+    }
+    for (int64_t i = 0; i < run; i++)
+        row_streams(type, two, g, dt, CPU_ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, row, y + 16 * i);
+    y += 16 * (blk - blk0);
+    on.step = w->block_bytes;
+    for (; blk + 2 <= blk1; blk += 2, y += 32) row_streams(type, two, g, dt, 2, w, blk, 1, &on, x, row, y);
+    if (blk < blk1) row_streams(type, two, g, dt, 1, w, blk, 1, &on, x, row, y);
 }
 
 /* The common group sizes and scale types become constants of their own loops. */
