@@ -1,10 +1,9 @@
 /* matmul_few.c (avx2): up to FEW_ROWS rows times 4-bit weights by maddubs, limb by limb, codes unpacked in registers: u8 codes
- * (0..15) times int8, a pair sum is at most 2*15*128, eight of them fit int16, so one widening per 32 k. One row: several blocks side
- * by side, two registers of 8 outputs each; more: up to four rows (two limbs: two) at a time, each broadcast of inputs meeting both halves of a
+ * (0..15) times int8, a pair sum is at most 2*15*128, eight of them fit int16, so one widening per 32 k. One row: runs of blocks side
+ * by side (row_runs.h), two registers of 8 outputs each; more: up to four rows (two limbs: two) at a time, each broadcast of inputs meeting both halves of a
  * block, float accumulators in L1. */
 #include "ops/cpu/avx2/matmul_int.h"
-
-#define ROW_AHEAD 2048 /* bytes of each stream of one row, into L1 */
+#include "ops/cpu/row_runs.h"
 
 /* --- one row, 4-bit codes, limbs by maddubs --- */
 
@@ -42,52 +41,57 @@ FORCED void group_q4_row(const uint8_t *p, int g, const uint8_t *hi, bool two_li
         isum[h] = two_limbs ? _mm256_add_epi32(_mm256_slli_epi32(hsum[h], 8), lsum[h]) : hsum[h];
 }
 
-/* One group of one row and one block, at q; ahead: of q, what is asked for. */
-FORCED void row_q4_group(const uint8_t *q, size_t ahead, const uint8_t *xp, const float *pair, bool two_limbs, int g, enum dtype dt,
+/* One group of one row and one block, at q; near, far: what is asked for, into L1 and L2. */
+FORCED void row_q4_group(const uint8_t *q, uintptr_t near, uintptr_t far, const uint8_t *xp, const float *pair, bool two_limbs, int g, enum dtype dt,
                          __m256 acc[2])
 {
     size_t cb = code_bytes(CPU_W_Q4, g), gb = cb + scales_bytes(dt);
     __m256i isum[2];
     __m256 s[2], c[2];
     UNROLL(10)
-    for (size_t j = 0; j < gb; j += 64) _mm_prefetch((const char *)q + ahead + j, _MM_HINT_T0);
+    for (size_t j = 0; j < gb; j += 64) {
+        _mm_prefetch((const char *)near + j, _MM_HINT_T0);
+        _mm_prefetch((const char *)far + j, _MM_HINT_T1);
+    }
     group_q4_row(q, g, xp, two_limbs, isum);
     scales_load(dt, q + cb, s, c);
     UNROLL(2)
     for (int h = 0; h < 2; h++) acc[h] = group_add(acc[h], s[h], c[h], pair, isum[h]);
 }
 
-/* B blocks side by side, each a stream of memory: of several the core has more lines under way than of one. What is asked for behind a
- * block's end is the beginning of the one that follows B blocks on. Two limbs want the registers that four blocks' sums would have:
- * these lie in L1 then. */
-FORCED void row_q4_streams(int B, const struct cpu_weight *w, int64_t blk, const struct cpu_act *x, const uint8_t *xp, float *y,
-                           bool two_limbs, int g, enum dtype dt)
+/* B blocks side by side, `run` blocks apart. Two limbs want the registers that four blocks' sums would have: these lie in L1 then. */
+FORCED void row_q4_streams(int B, const struct cpu_weight *w, int64_t blk, int64_t run, const struct row_then *then, const struct cpu_act *x,
+                           const uint8_t *xp, float *y, bool two_limbs, int g, enum dtype dt)
 {
-    size_t gb = code_bytes(CPU_W_Q4, g) + scales_bytes(dt), bb = w->block_bytes, step = (size_t)g * (two_limbs ? 2 : 1);
+    size_t gb = code_bytes(CPU_W_Q4, g) + scales_bytes(dt), bb = w->block_bytes, xb = (size_t)g * (two_limbs ? 2 : 1), step = (size_t)run * bb;
     const uint8_t *p = w->data + (size_t)blk * bb;
     const float *pair = act_pairs(x, xp);
     __m256 acc[CPU_ROW_STREAMS][2];
     for (int b = 0; b < B; b++) acc[b][0] = acc[b][1] = _mm256_setzero_ps();
-    for (size_t at = 0; at < bb; at += gb, p += gb, xp += step, pair += 2) {
-        size_t ahead = ROW_AHEAD + (at + ROW_AHEAD < bb ? 0 : (size_t)(B - 1) * bb);
+    for (size_t at = 0; at < bb; at += gb, p += gb, xp += xb, pair += 2) {
+        struct row_hints h = row_hints_at(p, at, bb, step, then);
         if (two_limbs)
             UNROLL(1)
-            for (int b = 0; b < B; b++) row_q4_group(p + (size_t)b * bb, ahead, xp, pair, true, g, dt, acc[b]);
+            for (int b = 0; b < B; b++, h.near += h.near_step, h.far += h.far_step)
+                row_q4_group(p + (size_t)b * step, h.near, h.far, xp, pair, true, g, dt, acc[b]);
         else
             UNROLL(4)
-            for (int b = 0; b < B; b++) row_q4_group(p + (size_t)b * bb, ahead, xp, pair, false, g, dt, acc[b]);
+            for (int b = 0; b < B; b++, h.near += h.near_step, h.far += h.far_step)
+                row_q4_group(p + (size_t)b * step, h.near, h.far, xp, pair, false, g, dt, acc[b]);
     }
-    for (int b = 0; b < B; b++) store16(y + 16 * b, w->n - 16 * (blk + b), acc[b][0], acc[b][1]);
+    for (int b = 0; b < B; b++) store16(y + 16 * (b * run), w->n - 16 * (blk + b * run), acc[b][0], acc[b][1]);
 }
 
 FORCED void row_q4(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row,
                    float *y, bool two_limbs, int g, enum dtype dt)
 {
     const uint8_t *xr = x->data + (size_t)row * x->row_bytes;
-    int64_t blk = blk0;
-    for (; blk + CPU_ROW_STREAMS <= blk1; blk += CPU_ROW_STREAMS, y += 16 * CPU_ROW_STREAMS)
-        row_q4_streams(CPU_ROW_STREAMS, w, blk, x, xr, y, two_limbs, g, dt);
-    for (; blk < blk1; blk++, y += 16) row_q4_streams(1, w, blk, x, xr, y, two_limbs, g, dt);
+    int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + run * CPU_ROW_STREAMS;
+    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run);
+    for (int64_t i = 0; i < run; i++)
+        row_q4_streams(CPU_ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, xr, y + 16 * i, two_limbs, g, dt);
+    on = row_then_on(w, 1);
+    for (y += 16 * (blk - blk0); blk < blk1; blk++, y += 16) row_q4_streams(1, w, blk, 1, &on, x, xr, y, two_limbs, g, dt);
 }
 
 /* The common group sizes and scale types become constants of their own loops. */

@@ -3,15 +3,14 @@
  *
  * Many rows: tiles of up to 6 rows by 2 blocks (3 by 2 with two limbs), float accumulators in registers. The blocks' codes
  * stay in L1 or L2 while the row tiles pass over them, 4-bit codes unpacked on the fly, or from PANEL_ROWS rows on spread to
- * bytes beforehand. 7 and 8 rows: matmul_few.c. One row: several blocks side by side, two integer chains each.
+ * bytes beforehand. 7 and 8 rows: matmul_few.c. One row: runs of blocks side by side (row_runs.h), two integer chains each.
  * Accumulators are arrays of constant size: with the row count as a dimension the compiler would keep them in memory.
  */
 #include "ops/cpu/avx512/matmul_int.h"
+#include "ops/cpu/row_runs.h"
 
 #define R_MAX 6
 #define PANEL_K 768
-#define ROW_AHEAD_L1 1024 /* bytes of each stream of one row */
-#define ROW_AHEAD_L2 2048
 /* Where and/shift share their ports with the products, spreading once pays from about this many rows on. */
 #ifndef PANEL_ROWS
 #define PANEL_ROWS 48
@@ -24,16 +23,9 @@ FORCED __m512i limbs_join(__m512i hi, __m512i lo)
 
 /* --- one row --- */
 
-/* What is asked for ahead of a block lies in the next of its run, or, behind the last one, where the thread goes on. */
-struct row_ahead {
-    uintptr_t jump; /* from the block's end to there */
-    size_t step;    /* there, from stream to stream */
-};
-
-/* B blocks side by side, `step` bytes apart. Each is a stream of memory: of several the core has more lines under way than of one, whatever
- * is asked for ahead. A line is asked for twice, early into L2 and then into L1, which has room for less at a time. */
+/* B blocks side by side, `run` blocks apart. */
 FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int B, const struct cpu_weight *w, int64_t blk, int64_t run,
-                        const struct row_ahead *then, const struct cpu_act *x, int64_t row, float *y)
+                        const struct row_then *then, const struct cpu_act *x, int64_t row, float *y)
 {
     size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1), step = (size_t)run * w->block_bytes;
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = act_row(x, row);
@@ -42,11 +34,9 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
     UNROLL(4)
     for (int b = 0; b < B; b++) acc[b] = _mm512_setzero_ps();
     for (size_t at = 0; at < w->block_bytes; at += gb, p += gb, xp += xb, pair += 2) {
-        bool past1 = at + ROW_AHEAD_L1 >= w->block_bytes, past2 = at + ROW_AHEAD_L2 >= w->block_bytes;
-        uintptr_t near = (uintptr_t)p + ROW_AHEAD_L1 + (past1 ? then->jump : 0), far = (uintptr_t)p + ROW_AHEAD_L2 + (past2 ? then->jump : 0);
-        size_t near_step = past1 ? then->step : step, far_step = past2 ? then->step : step;
+        struct row_hints hint = row_hints_at(p, at, w->block_bytes, step, then);
         UNROLL(4)
-        for (int b = 0; b < B; b++, near += near_step, far += far_step) {
+        for (int b = 0; b < B; b++, hint.near += hint.near_step, hint.far += hint.far_step) {
             const uint8_t *q = p + (size_t)b * step;
             __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
             UNROLL(8)
@@ -62,8 +52,8 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
             }
             UNROLL(16)
             for (size_t l = 0; l < gb; l += 64) {
-                _mm_prefetch((const char *)near + l, _MM_HINT_T0);
-                _mm_prefetch((const char *)far + l, _MM_HINT_T1);
+                _mm_prefetch((const char *)hint.near + l, _MM_HINT_T0);
+                _mm_prefetch((const char *)hint.far + l, _MM_HINT_T1);
             }
             __m512i isum = _mm512_add_epi32(h0, h1);
             if (two) isum = limbs_join(isum, _mm512_add_epi32(l0, l1));
@@ -76,20 +66,15 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
     for (int b = 0; b < B; b++) store16(y + 16 * (b * run), w->n - 16 * (blk + b * run), acc[b]);
 }
 
-/* Every stream is a run of blocks, so that it goes on where it is. */
 FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
                        int64_t blk1, const struct cpu_act *x, int64_t row, float *y)
 {
     int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + run * CPU_ROW_STREAMS;
-    struct row_ahead on = { 0, (size_t)run * w->block_bytes }, then = on;
-    if (x->w_next) {
-        then.jump = (uintptr_t)x->w_next - (uintptr_t)(w->data + (size_t)(blk0 + run) * w->block_bytes);
-        then.step = x->next_step;
-    }
+    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run);
     for (int64_t i = 0; i < run; i++)
         row_streams(type, two, g, dt, CPU_ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, row, y + 16 * i);
     y += 16 * (blk - blk0);
-    on.step = w->block_bytes;
+    on = row_then_on(w, 1);
     for (; blk + 2 <= blk1; blk += 2, y += 32) row_streams(type, two, g, dt, 2, w, blk, 1, &on, x, row, y);
     if (blk < blk1) row_streams(type, two, g, dt, 1, w, blk, 1, &on, x, row, y);
 }
