@@ -45,7 +45,7 @@ FORCED void row_blocks_free(bool two, int g, int B, const struct cpu_weight *w, 
             UNROLL(16)
             for (size_t l = 0; l < gb; l += 64) {
                 _mm_prefetch((const char *)q + 1024 + l, _MM_HINT_T0);
-                _mm_prefetch((const char *)q + 2048 + l, _MM_HINT_T1);
+                if (l % 128 == 0) _mm_prefetch((const char *)q + 2048 + l, _MM_HINT_T1);
             }
             __m512i isum = _mm512_add_epi32(h0, h1);
             if (two) isum = _mm512_add_epi32(_mm512_slli_epi32(isum, 8), _mm512_add_epi32(l0, l1));

@@ -1,9 +1,9 @@
 /* row_runs.h: how kernels of one row walk through weights that come from memory, on every level.
  *
  * A call's blocks are CPU_ROW_STREAMS runs, read side by side. Each is a stream of memory: of several the core has more lines under way
- * than of one, whatever is asked for ahead, and a run goes on where it is when a short block ends. A line is asked for twice, early into
- * L2 and then into L1, which has room for less at a time. Behind a run's end lies what another stream has read already: there the hints
- * are for what the thread reads next (cpu_act.w_next).
+ * than of one, whatever is asked for ahead, and a run goes on where it is when a short block ends. A line is asked for twice: early into
+ * L2 (every second one, for the other of a pair comes with it), then into L1, which has room for less at a time. Behind a run's end lies
+ * what another stream has read already: there the hints are for what the thread reads next (cpu_act.w_next).
  */
 #ifndef ROW_RUNS_H
 #define ROW_RUNS_H

@@ -51,7 +51,7 @@ FORCED void row_q4_group(const uint8_t *q, uintptr_t near, uintptr_t far, const 
     UNROLL(10)
     for (size_t j = 0; j < gb; j += 64) {
         _mm_prefetch((const char *)near + j, _MM_HINT_T0);
-        _mm_prefetch((const char *)far + j, _MM_HINT_T1);
+        if (j % 128 == 0) _mm_prefetch((const char *)far + j, _MM_HINT_T1);
     }
     group_q4_row(q, g, xp, two_limbs, isum);
     scales_load(dt, q + cb, s, c);

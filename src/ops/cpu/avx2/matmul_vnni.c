@@ -2,12 +2,12 @@
  * times int8 inputs, four products to one int32 lane, exact. The same bits as matmul.c, which serves all other AVX2 machines.
  *
  * Many rows: sixes (two limbs: threes) by a block, 4-bit codes unpacked in registers, float accumulators in L1 between groups; four sixes
- * against a block before the next. One row: one stream, a prefetch ahead.
+ * against a block before the next. One row: runs of blocks side by side (row_runs.h).
  */
 #include "ops/cpu/avx2/matmul_int.h"
+#include "ops/cpu/row_runs.h"
 
 #define TILE_ROWS 24
-#define ROW_AHEAD 3072 /* one row, into L2: as many lines as that has under way; L1 has fewer */
 #define VNNI __attribute__((target("avx2,fma,f16c,avxvnni")))
 
 FORCED VNNI __m256i dp(__m256i sum, __m256i codes, __m256i x)
@@ -62,27 +62,46 @@ FORCED VNNI void group_row(enum cpu_wtype type, bool two, int g, const uint8_t *
     }
 }
 
+/* B blocks side by side, `run` blocks apart. */
+FORCED VNNI void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int B, const struct cpu_weight *w, int64_t blk, int64_t run,
+                             const struct row_then *then, const struct cpu_act *x, const uint8_t *xp, float *y)
+{
+    size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1), step = (size_t)run * w->block_bytes;
+    const uint8_t *p = w->data + (size_t)blk * w->block_bytes;
+    const float *pair = act_pairs(x, xp);
+    __m256 acc[CPU_ROW_STREAMS][2];
+    for (int b = 0; b < B; b++) acc[b][0] = acc[b][1] = _mm256_setzero_ps();
+    for (size_t at = 0; at < w->block_bytes; at += gb, p += gb, xp += xb, pair += 2) {
+        struct row_hints hint = row_hints_at(p, at, w->block_bytes, step, then);
+        UNROLL(4)
+        for (int b = 0; b < B; b++, hint.near += hint.near_step, hint.far += hint.far_step) {
+            const uint8_t *q = p + (size_t)b * step;
+            __m256i isum[2];
+            __m256 s[2], c[2];
+            UNROLL(10)
+            for (size_t j = 0; j < gb; j += 64) {
+                _mm_prefetch((const char *)hint.near + j, _MM_HINT_T0);
+                if (j % 128 == 0) _mm_prefetch((const char *)hint.far + j, _MM_HINT_T1);
+            }
+            group_row(type, two, g, q, xp, isum);
+            scales_load(dt, q + cb, s, c);
+            UNROLL(2)
+            for (int h = 0; h < 2; h++) acc[b][h] = group_add(acc[b][h], s[h], c[h], pair, isum[h]);
+        }
+    }
+    for (int b = 0; b < B; b++) store16(y + 16 * (b * run), w->n - 16 * (blk + b * run), acc[b][0], acc[b][1]);
+}
+
 FORCED VNNI void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
                             int64_t blk1, const struct cpu_act *x, int64_t row, float *y)
 {
     const uint8_t *xr = x->data + (size_t)row * x->row_bytes;
-    size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1);
-    for (int64_t blk = blk0; blk < blk1; blk++) {
-        const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = xr;
-        const float *pair = act_pairs(x, xr);
-        __m256 acc[2] = { _mm256_setzero_ps(), _mm256_setzero_ps() };
-        for (int64_t i = 0; i < w->k / g; i++, p += gb, xp += xb, pair += 2) {
-            __m256i isum[2];
-            __m256 s[2], b[2];
-            UNROLL(10)
-            for (size_t j = 0; j < gb; j += 64) _mm_prefetch((const char *)p + ROW_AHEAD + j, _MM_HINT_T1);
-            group_row(type, two, g, p, xp, isum);
-            scales_load(dt, p + cb, s, b);
-            UNROLL(2)
-            for (int h = 0; h < 2; h++) acc[h] = group_add(acc[h], s[h], b[h], pair, isum[h]);
-        }
-        store16(y + 16 * (blk - blk0), w->n - 16 * blk, acc[0], acc[1]);
-    }
+    int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + run * CPU_ROW_STREAMS;
+    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run);
+    for (int64_t i = 0; i < run; i++)
+        row_streams(type, two, g, dt, CPU_ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, xr, y + 16 * i);
+    on = row_then_on(w, 1);
+    for (y += 16 * (blk - blk0); blk < blk1; blk++, y += 16) row_streams(type, two, g, dt, 1, w, blk, 1, &on, x, xr, y);
 }
 
 FORCED VNNI void row_one(enum cpu_wtype type, bool two, const struct cpu_weight *w, int64_t blk0, int64_t blk1,

@@ -53,7 +53,7 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
             UNROLL(16)
             for (size_t l = 0; l < gb; l += 64) {
                 _mm_prefetch((const char *)hint.near + l, _MM_HINT_T0);
-                _mm_prefetch((const char *)hint.far + l, _MM_HINT_T1);
+                if (l % 128 == 0) _mm_prefetch((const char *)hint.far + l, _MM_HINT_T1);
             }
             __m512i isum = _mm512_add_epi32(h0, h1);
             if (two) isum = limbs_join(isum, _mm512_add_epi32(l0, l1));
