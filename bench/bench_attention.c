@@ -3,8 +3,8 @@
  * memory. Prints one JSON line a length: microseconds a layer (best and median of the runs; on one thread the
  * least processor time, which other load disturbs less), GB/s of KV bytes, and the
  * share of a plain read of the same pages by the same threads. With new=N that many tokens behind LENGTH others at once, a chunk
- * of a prompt: GFLOP/s of the two products, of visible keys alone, and no reading.
- * Usage: bench_attention SHAPE(a|b|c) THREADS FORMAT(f16|bf16|f32|8|4) [LENGTH ...] [level=NAME] [new=N]
+ * of a prompt: GFLOP/s of the two products, of visible keys alone, and no reading. mb=0: one layer, whose keys stay in a cache if they fit.
+ * Usage: bench_attention SHAPE(a|b|c) THREADS FORMAT(f16|bf16|f32|8|4) [LENGTH ...] [level=NAME] [new=N] [mb=N]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,8 @@
 #include "ops/cpu/cpu_int.h"
 #include "ops/ops.h"
 
-enum { N_RUNS = 41, MB_MIN = 192, N_LAYER_MAX = 64, N_LAYER_PROMPT = 1 };
+static int mb_min = 192; /* of keys and values, so that they come from memory */
+enum { N_RUNS = 41, N_LAYER_MAX = 64, N_LAYER_PROMPT = 1 };
 
 static const struct { const char *name; int n_head, n_head_kv, d; } shapes[] = {
     { "a", 9, 3, 64 }, { "b", 32, 8, 128 }, { "c", 4, 1, 256 },
@@ -123,7 +124,7 @@ static void run_length(struct device *dev, int i_shape, int format, int32_t leng
     struct compiled *c;
     size_t head = kv_head_bytes((enum kv_format)format, shapes[i_shape].d) * (size_t)shapes[i_shape].n_head_kv;
     int32_t n_page = (length + n_new - 1) / KV_PAGE_TOKENS + 1;
-    int n_layer = (int)(((size_t)MB_MIN << 20) / (head * (size_t)n_page)) + 1;
+    int n_layer = (int)(((size_t)mb_min << 20) / (head * (size_t)n_page)) + 1;
     int most = n_new > 1 ? N_LAYER_PROMPT : N_LAYER_MAX;
     if (n_layer > most) n_layer = most;
     plan_make(&plan, steps, i_shape, n_layer, format, length + n_new + 64, n_new);
@@ -185,7 +186,7 @@ int main(int argc, char **argv)
     struct device_options opt = { .n_ranks = 1 };
     int n_given = 0, n_new = 1;
     if (argc < 4 || argv[1][0] < 'a' || argv[1][0] > 'c') {
-        fprintf(stderr, "usage: bench_attention a|b|c THREADS f16|bf16|f32|8|4 [LENGTH ...] [level=NAME] [new=N]\n");
+        fprintf(stderr, "usage: bench_attention a|b|c THREADS f16|bf16|f32|8|4 [LENGTH ...] [level=NAME] [new=N] [mb=N]\n");
         return 2;
     }
     int i_shape = argv[1][0] - 'a';
@@ -196,6 +197,7 @@ int main(int argc, char **argv)
     for (int i = 4; i < argc; i++)
         if (strncmp(argv[i], "level=", 6) == 0) opt.cpu_level = argv[i] + 6;
         else if (strncmp(argv[i], "new=", 4) == 0) n_new = atoi(argv[i] + 4);
+        else if (strncmp(argv[i], "mb=", 3) == 0) mb_min = atoi(argv[i] + 3);
     if (n_new < 1) n_new = 1;
     if (ops_cpu.device_open(&dev, &opt, &err) != MB_OK) die("open", &err);
     for (int i = 4; i < argc; i++)

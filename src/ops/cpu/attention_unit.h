@@ -20,17 +20,28 @@
 
 #define R_MAX 6
 
+/* Lines to ask for beside a product, a turn of them every so many rows of B: of up to four parts of what the next tile will read. Parts are
+ * streams of memory: of one stream a core has no more lines under way than its L1 has buffers for, of several the hardware reads ahead too, in
+ * each page of 4 KB by itself; so parts are no smaller than that. */
+#define ASK_LINES 4
+#define ASK_PART_BYTES 4096
+struct ask {
+    const uint8_t *at, *end; /* at == end: nothing is left */
+    size_t step;             /* of a turn */
+    size_t line[ASK_LINES];  /* of a turn, from `at` on */
+    int every;               /* a power of two */
+};
+
 struct mk_args {
     const float *a;     /* element (k, r) at a[k * ks + r * rs] */
     const float *a2;    /* the same for columns 32 .. 63, values of codes alone */
     int64_t ks, rs;
     const uint8_t *b;   /* row k at b + k * row64_bytes */
-    int64_t k0, k1, k_all; /* of [0, k_all) */
+    int64_t k0, k1;
     float *c;           /* row r at c + r * ld_c */
     int64_t ld_c;
     const float *al;    /* NULL: start from zero */
-    const uint8_t *pf;  /* as many rows as k_all, prefetched alongside, or NULL */
-    int64_t n_pf;       /* rows of them that are wanted */
+    struct ask ask;
     bool low_half;      /* columns 0 .. 31 are enough */
     const uint8_t *const *ahead; /* lines to ask for, `per` for each k */
     int per;
@@ -45,6 +56,8 @@ struct work {
     struct kv_code_places places;   /* codes; n_groups 0: none */
     float *q_sum, *z;               /* codes: [rows][n_groups], [rows][n_groups][16] */
     int n_block;
+    bool asked;                     /* the tile before has asked for this one's page */
+    struct ask ask;
     const uint8_t *const *ahead;    /* what is left of the unit's */
     int n_ahead;
 };
@@ -125,6 +138,8 @@ static void work_init(struct work *w, const struct attn_unit *u)
         memset(w->z, 0, rows * (size_t)w->places.n_groups * ATTN_LANES * sizeof *w->z);
     }
     w->n_block = (u->n_rows + R_MAX - 1) / R_MAX;
+    w->asked = u->asked;
+    w->ask = (struct ask){ 0 };
     w->ahead = u->ahead;
     w->n_ahead = u->n_ahead;
     memset(w->o, 0, (size_t)u->n_rows * (size_t)w->vp * 4);
@@ -133,6 +148,38 @@ static void work_init(struct work *w, const struct attn_unit *u)
         w->m[r] = -INFINITY;
         w->dm[r] = 0.0f;
     }
+}
+
+FORCED void ask_begin(struct ask *a, const uint8_t *p, size_t n_bytes, int every)
+{
+    size_t n_parts = n_bytes >= 4 * ASK_PART_BYTES ? 4 : n_bytes >= 2 * ASK_PART_BYTES ? 2 : 1, n_lines = ASK_LINES / n_parts;
+    size_t part_bytes = (n_bytes / n_parts + 63) / 64 * 64;
+    for (size_t i = 0; i < ASK_LINES; i++) a->line[i] = i / n_lines * part_bytes + i % n_lines * 64;
+    a->step = n_lines * 64;
+    a->at = p;
+    a->end = p + (part_bytes + a->step - 1) / a->step * a->step;
+    a->every = every;
+}
+
+/* What a product over n rows is to ask for. */
+FORCED struct ask ask_take(struct work *w, int64_t n)
+{
+    struct ask a = w->ask;
+    size_t more = a.every > 0 ? (size_t)(n / a.every) * a.step : 0, left = (size_t)(a.end - a.at);
+    w->ask.at += more < left ? more : left;
+    a.end = w->ask.at;
+    return a;
+}
+
+/* Rows that bring as many bytes as a turn asks for. */
+FORCED int ask_every(enum kv_format f)
+{
+    return (int)(64 * ASK_LINES / row64_bytes(f));
+}
+
+FORCED void ask_turn(const struct ask *a, const uint8_t *at)
+{
+    for (int i = 0; i < ASK_LINES; i++) __builtin_prefetch(at + a->line[i], 0, 3);
 }
 
 /* The next n lines of the unit's, or fewer: the caller asks for them. */
@@ -144,6 +191,8 @@ FORCED int ahead_take(struct work *w, int n, const uint8_t *const **lines)
     w->n_ahead -= n;
     return n;
 }
+
+#define AHEAD_ROW_LINES 8 /* beside the softmax of a row */
 
 FORCED void ahead_lines(struct work *w, int n)
 {
@@ -232,13 +281,13 @@ static void row_pv(struct work *w, const struct pv_rows *x, int r0, int r, const
 {
     size_t bb = 64 * row64_bytes(w->u->format);
     float one = 1.0f;
-    struct mk_args m = { .a = x->a + r * ATTN_TILE, .a2 = x->a2 + r * ATTN_TILE, .b = v + (size_t)blk * bb, .k0 = lo, .k1 = hi, .k_all = ATTN_TILE,
+    struct mk_args m = { .a = x->a + r * ATTN_TILE, .a2 = x->a2 + r * ATTN_TILE, .b = v + (size_t)blk * bb, .k0 = lo, .k1 = hi,
                          .c = w->o + (r0 + r) * w->vp + 64 * blk, .ld_c = w->vp, .al = al ? al : &one };
     mk_pv(w->u->format, 1, m);
 }
 
 /* Outputs of one block of rows over one tile. */
-static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, const uint8_t *next)
+static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, bool asks)
 {
     struct range each[R_MAX], all = { 0, ATTN_TILE };
     float al[R_MAX];
@@ -263,20 +312,14 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, con
         }
         if (!shared) continue;
         size_t bb = 64 * row64_bytes(w->u->format);
-        struct mk_args m = { .a = x.a, .a2 = x.a2, .b = v + (size_t)blk * bb, .k0 = all.lo, .k1 = all.hi, .k_all = ATTN_TILE, .c = w->o + r0 * w->vp + 64 * blk,
-                             .ld_c = w->vp, .al = scale, .pf = next ? next + (size_t)blk * bb : NULL, .n_pf = ATTN_TILE };
+        struct mk_args m = { .a = x.a, .a2 = x.a2, .b = v + (size_t)blk * bb, .k0 = all.lo, .k1 = all.hi, .c = w->o + r0 * w->vp + 64 * blk,
+                             .ld_c = w->vp, .al = scale };
+        if (asks) m.ask = ask_take(w, all.hi - all.lo);
         mk_ahead(w, &m, 2, all.hi - all.lo);
         mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)
             if (each[r].hi > all.hi) row_pv(w, &x, r0, r, v, blk, all.hi, each[r].hi, NULL);
     }
-}
-
-#define PREFETCH_ROW_LINES 16
-
-FORCED void prefetch_lines(const uint8_t *p)
-{
-    for (int i = 0; i < PREFETCH_ROW_LINES; i++) __builtin_prefetch(p + 64 * i, 0, 3);
 }
 
 /* Which of 64 values stands at place p of a row. */
@@ -353,19 +396,25 @@ static int block_end(const struct attn_unit *u, int r0, int r1, int t)
 }
 
 /* Scores of rows [r0, r0 + R) of a tile of which they see the first n keys at most. */
-static void block_qk(struct work *w, int r0, int R, const uint8_t *k, const uint8_t *pf, int n)
+static void block_qk(struct work *w, int r0, int R, const uint8_t *k, bool asks, int n)
 {
     const struct attn_unit *u = w->u;
     const struct kv_code_places *p = &w->places;
-    struct mk_args m = { .a = w->q + (int64_t)r0 * w->dp, .b = k, .k1 = u->d, .k_all = u->d, .c = w->s + r0 * ATTN_TILE,
-                         .ld_c = ATTN_TILE, .pf = pf, .n_pf = n, .low_half = n <= 32 };
+    struct mk_args m = { .a = w->q + (int64_t)r0 * w->dp, .b = k, .k1 = u->d, .c = w->s + r0 * ATTN_TILE, .ld_c = ATTN_TILE,
+                         .low_half = n <= 32 };
     float part[R_MAX * ATTN_TILE];
-    if (pf && p->n_groups == 0) mk_ahead(w, &m, 1, (int)u->d);
-    if (p->n_groups == 0) mk_qk(u->format, R, m);
+    if (p->n_groups == 0) {
+        if (asks) {
+            m.ask = ask_take(w, u->d);
+            mk_ahead(w, &m, 1, (int)u->d);
+        }
+        mk_qk(u->format, R, m);
+    }
     for (int g = 0; g < p->n_groups; g++) {
         m.c = part;
         m.k0 = (int64_t)g * p->group;
         m.k1 = m.k0 + p->group;
+        if (asks) m.ask = ask_take(w, p->group);
         mk_qk(u->format, R, m);
         for (int r = 0; r < R; r++)
             row_scale(w->s + (r0 + r) * ATTN_TILE, part + r * ATTN_TILE, k + p->k_scales + (size_t)g * KV_SCALES_BYTES,
@@ -394,16 +443,48 @@ static void row_out(struct work *w, int r)
     }
 }
 
+/* Bytes of a page up to the last of n keys, of its values alone or of all. */
+static size_t page_bytes(const struct work *w, int n, bool values)
+{
+    const struct attn_unit *u = w->u;
+    const struct kv_code_places *p = &w->places;
+    if (p->n_groups > 0) return p->v_scales + (size_t)p->n_groups * KV_SCALES_BYTES - (values ? p->v_codes : 0);
+    return (size_t)((values ? 0 : u->d) + (u->d_latent > 0 ? 0 : w->vp - ATTN_TILE + n)) * row64_bytes(u->format);
+}
+
+/* What will be read next: the values of this tile, for which nobody has asked. */
+static void tile_ask_values(struct work *w, int t, const uint8_t *v)
+{
+    if (w->u->d_latent > 0) return;
+    ask_begin(&w->ask, v, page_bytes(w, block_end(w->u, 0, w->u->n_rows, t), true), ask_every(w->u->format));
+}
+
+/* The tile behind t; of a page that the unit does not know all keys. */
+static void tile_ask_next(struct work *w, int t)
+{
+    const struct attn_unit *u = w->u;
+    const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : NULL;
+    int n = next ? block_end(u, 0, u->n_rows, t + 1) : 0, every = ask_every(u->format);
+    if (n == 0) {
+        next = u->page_after;
+        n = ATTN_TILE;
+    }
+    if (!w->asked && every > 1) every /= 2; /* half of the time is gone */
+    w->ask = (struct ask){ 0 };
+    if (next) ask_begin(&w->ask, next, page_bytes(w, n, false), every);
+}
+
 static void tile_run(struct work *w, int t)
 {
     const struct attn_unit *u = w->u;
     const uint8_t *k = u->page[t], *v = tile_values(w, t);
-    const uint8_t *next = t + 1 < ATTN_SPLIT / ATTN_TILE ? u->page[t + 1] : u->page_after;
-    bool few = u->n_rows <= ATTN_FEW_ROWS; /* decode: the memory is what counts; the first block prefetches */
+    bool few = u->n_rows <= ATTN_FEW_ROWS; /* decode: the memory is what counts; products of the first block ask for what comes next */
+    if (few && !w->asked) tile_ask_values(w, t, v);
+    else if (few) tile_ask_next(w, t);
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
         if (!block_sees(u, r0, r1, t)) continue;
-        block_qk(w, r0, r1 - r0, k, few && i == 0 ? v : NULL, block_end(u, r0, r1, t));
+        block_qk(w, r0, r1 - r0, k, few && i == 0, block_end(u, r0, r1, t));
     }
     for (int r = 0; r < u->n_rows; r++) {
         struct range vis = tile_range(u, r, t);
@@ -415,15 +496,16 @@ static void tile_run(struct work *w, int t)
     rows_al(w);
     for (int r = 0; r < u->n_rows; r++) {
         struct range vis = tile_range(u, r, t);
-        if (few && next) prefetch_lines(next + (size_t)r * PREFETCH_ROW_LINES * 64); /* memory has nothing to do meanwhile */
-        if (few) ahead_lines(w, PREFETCH_ROW_LINES / 2);
+        if (few) ahead_lines(w, AHEAD_ROW_LINES);
         if (vis.lo >= vis.hi) continue;
         row_exp(w, r, vis);
         row_take_offsets(w, r, v, vis);
     }
+    if (few && !w->asked) tile_ask_next(w, t);
+    w->asked = true;
     for (int i = 0; i < w->n_block; i++) {
         int r0 = block_start(w, i), r1 = block_start(w, i + 1);
-        if (block_sees(u, r0, r1, t)) block_pv(w, r0, r1 - r0, t, v, few && i == 0 ? next : NULL);
+        if (block_sees(u, r0, r1, t)) block_pv(w, r0, r1 - r0, t, v, few && i == 0);
     }
 }
 
@@ -459,7 +541,7 @@ FORCED void index_run(const struct index_unit *u)
         for (int j = 0; j < ATTN_TILE; j++) out[j] = 0.0f;
         for (int i = 0; i < n_block; i++) {
             int r0 = u->n_head * i / n_block, R = u->n_head * (i + 1) / n_block - r0;
-            struct mk_args m = { .a = q + r0 * u->d, .b = u->page[t], .k1 = u->d, .k_all = u->d, .c = s, .ld_c = ATTN_TILE };
+            struct mk_args m = { .a = q + r0 * u->d, .b = u->page[t], .k1 = u->d, .c = s, .ld_c = ATTN_TILE };
             mk_qk(u->format, R, m);
             for (int r = 0; r < R; r++)
                 for (int j = 0; j < ATTN_TILE; j++) {

@@ -161,7 +161,7 @@ struct compiled {
     int64_t chunk_rows;                  /* row-wise steps, linears of many rows: rows of a tile */
     int64_t run_blocks;                  /* linears of many rows: blocks of a tile; 0: tiles as dealt, all rows */
     bool attn_split;                     /* attend: tiles are split into units */
-    int32_t attn_n_tiles;
+    int32_t attn_n_tiles, attn_n_units;  /* units: 0 where tiles are not split */
     int32_t attn_rows;                   /* attend: query rows of a tile at most */
     int attn_head_parts;                 /* attend: the query heads of a KV head go in so many parts */
     struct attn_tile_state *attn_tiles;  /* [CPU_ATTN_SPLIT_TILES * n_threads] */

@@ -137,6 +137,7 @@ struct attn_unit {
     const uint8_t *page[ATTN_SPLIT / KV_PAGE_TOKENS]; /* K of this layer and head in each page of the split; NULL where
                                      no row sees a key */
     const uint8_t *page_after;    /* where the next unit will begin: a hint to prefetch; NULL: not known */
+    bool asked;                   /* the unit before had this one's first page for its page_after, or in `ahead` */
     const uint8_t *const *ahead;  /* [n_ahead] lines that will be read after this unit, another such hint */
     int n_ahead;
     enum kv_format format;

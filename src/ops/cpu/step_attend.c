@@ -107,6 +107,7 @@ struct attn_scratch {
     int32_t *lo, *hi;
     uint8_t *chosen;         /* chosen keys of a split, as pages; NULL where a layer sees all */
     void *unit;
+    bool follows;            /* the tile before was this thread's too */
     int n_ahead;             /* lines that the next tile will read, [AHEAD_LINES] */
     const uint8_t *ahead[AHEAD_LINES];
 };
@@ -203,14 +204,12 @@ static void ahead_add(struct attn_scratch *a, const uint8_t *p, size_t n_bytes)
 /* Decoding, the lines that this thread's next tile will read first are asked for while this one is computed: a tile of short context is
  * over before its own hints have come true. Keys of 16 bits and more lie in two lines a dim and more, of which a page that is not half full
  * needs the first half. */
-static void next_ahead(const struct compiled *c, const struct plan_step *s, int64_t i_tile, int i_thread, struct attn_scratch *a)
+static void next_ahead(const struct compiled *c, const struct plan_step *s, int64_t i_tile, int64_t end, struct attn_scratch *a)
 {
     enum kv_format f = (enum kv_format)c->plan->kinds[s->u.attend.i_kind].format;
     size_t row = f == KV_F32 ? 256 : 128; /* of 64 keys */
-    int64_t first, end;
     int32_t lo, hi, d = s->u.attend.head_dim;
-    threads_share(c->attn_n_tiles, 1, i_thread, c->n_threads, &first, &end);
-    if (i_tile < first || i_tile + 1 >= end || s->u.attend.latent || kv_is_codes((int)f)) return;
+    if (i_tile + 1 >= end || s->u.attend.latent || kv_is_codes((int)f)) return;
     struct tile t = get_tile(c, s, (int32_t)i_tile + 1);
     visible(s, t.row, t.row->i_first, &lo, &hi);
     for (int32_t i = lo / KV_PAGE_TOKENS; i * KV_PAGE_TOKENS < hi && a->n_ahead < AHEAD_LINES; i++) {
@@ -222,16 +221,16 @@ static void next_ahead(const struct compiled *c, const struct plan_step *s, int6
     }
 }
 
-/* Rows of tile t against split i_split: m, ls [n_rows], o [n_rows][value_dim]. */
+/* Rows of tile t against split i_split: m, ls [n_rows], o [n_rows][value_dim]. asked: the unit before it has asked for its first page. */
 static void run_unit(const struct compiled *c, const struct plan_step *s, const struct tile *t, int32_t i_split,
-                     const float *q, const struct attn_scratch *a, float *m, float *ls, float *o)
+                     const float *q, const struct attn_scratch *a, bool asked, float *m, float *ls, float *o)
 {
     int64_t d = s->u.attend.head_dim;
     int32_t base = i_split * ATTN_SPLIT;
     struct attn_unit u = { .d = d, .n_rows = t->n_rows, .q = q, .ld_q = d, .vis_lo = a->lo, .vis_hi = a->hi,
                            .format = (enum kv_format)c->plan->kinds[s->u.attend.i_kind].format,
                            .d_latent = s->u.attend.latent ? s->u.attend.value_dim : 0, .softcap = s->u.attend.softcap, .m = m,
-                           .ls = ls, .o = o, .ld_o = s->u.attend.value_dim, .scratch = a->unit };
+                           .ls = ls, .o = o, .ld_o = s->u.attend.value_dim, .scratch = a->unit, .asked = asked };
     for (int32_t k = 0; k < t->n_tok; k++) {
         int32_t lo, hi;
         visible(s, t->row, t->row->i_first + t->tok0 + k, &lo, &hi);
@@ -311,9 +310,9 @@ static void run_tile(const struct compiled *c, const struct plan_step *s, const 
     int64_t d = s->u.attend.value_dim;
     write_kv(c, rope, t, a->q);
     load_q(c, s, rope, t, a->q);
-    run_unit(c, s, t, t->split0, a->q, a, a->M, a->Lt, a->O);
+    run_unit(c, s, t, t->split0, a->q, a, a->follows, a->M, a->Lt, a->O);
     for (int32_t sp = t->split0 + 1; sp < t->split1; sp++) {
-        run_unit(c, s, t, sp, a->q, a, a->m, a->ls, a->o);
+        run_unit(c, s, t, sp, a->q, a, true, a->m, a->ls, a->o);
         for (int32_t i = 0; i < t->n_rows; i++)
             k->attend_merge(d, a->m[i], a->ls[i], a->o + i * d, &a->M[i], &a->Lt[i], a->O + i * d);
     }
@@ -381,7 +380,7 @@ static void run_split(struct compiled *c, const struct plan_step *s, const struc
     float *mine = slots + (size_t)(i_unit - state->unit0) * unit_floats(s, &t);
     if (sp == t.split1 - 1) write_kv(c, rope, &t, a->q);
     load_q(c, s, rope, &t, a->q);
-    run_unit(c, s, &t, sp, a->q, a, mine, mine + t.n_rows, mine + 2 * t.n_rows);
+    run_unit(c, s, &t, sp, a->q, a, a->follows, mine, mine + t.n_rows, mine + 2 * t.n_rows);
     if (atomic_fetch_sub_explicit(&state->n_left, 1, memory_order_acq_rel) == 1) merge_tile(c, s, &t, slots, a);
 }
 
@@ -416,6 +415,7 @@ int64_t cpu_attend_open(struct compiled *c, const struct cpu_pass *p, int i_thre
         c->attn_n_tiles = count_tiles(c, p->s);
         n_units = split_tiles(c, p->s, c->attn_n_tiles);
     }
+    c->attn_n_units = n_units;
     c->attn_split = n_units > 0;
     return c->attn_split ? n_units : c->attn_n_tiles;
 }
@@ -424,6 +424,9 @@ void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
 {
     struct attn_scratch a;
     const struct plan_step *s = p->s, *rope = p->partner;
+    int64_t first, end;
+    threads_share(c->attn_split ? c->attn_n_units : c->attn_n_tiles, 1, i_thread, c->n_threads, &first, &end);
+    a.follows = i_tile > first && i_tile < end;
     a.n_ahead = 0;
     lay_attn_scratch(&a, c->thread_scratch[i_thread], s, attn_rows_max(s));
     if (c->attn_split) {
@@ -431,7 +434,7 @@ void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
         return;
     }
     struct tile t = get_tile(c, s, (int32_t)i_tile);
-    if (rope && c->batch.all_single) next_ahead(c, s, i_tile, i_thread, &a);
+    if (rope && c->batch.all_single && i_tile >= first) next_ahead(c, s, i_tile, end, &a);
     run_tile(c, s, rope, &t, &a);
 }
 

@@ -81,10 +81,11 @@ FORCED void mk_units(enum kv_format f, bool pv, int R, int U, int u0, const stru
     size_t rb = row64_bytes(f);
     const bool pairs = f == KV_Q4 && !pv;
     const int step = pairs ? 2 : 1;
-    /* Prefetches are spread over all passes, or the first would wait for memory and the others not use it. */
-    size_t pf_step = rb * (size_t)U / 4;
-    const uint8_t *pf = m->pf ? m->pf + (size_t)(u0 / U) * (size_t)m->k_all * pf_step : NULL;
-    int64_t pf_mask = pf_step >= 64 ? 0 : (int64_t)(64 / pf_step) - 1; /* a line once */
+    /* What is asked for is spread over all passes, or the first would wait for memory and the others not use it. */
+    const size_t n_pass = 4 / U;
+    const size_t n_turn = m->ask.step > 0 ? (size_t)(m->ask.end - m->ask.at) / m->ask.step : 0, pass = (size_t)u0 / (size_t)U;
+    const uint8_t *ask = m->ask.at + n_turn * pass / n_pass * m->ask.step, *ask_end = m->ask.at + n_turn * (pass + 1) / n_pass * m->ask.step;
+    const int64_t ask_mask = m->ask.every * (int64_t)n_pass - 1;
     UNROLL(6)
     for (int r = 0; r < R; r++)
         UNROLL(8)
@@ -95,8 +96,10 @@ FORCED void mk_units(enum kv_format f, bool pv, int R, int U, int u0, const stru
     const float *a = m->a + m->k0 * m->ks, *a2 = kv_is_codes(f) && pv ? m->a2 + m->k0 * m->ks : a;
     const uint8_t *b = m->b + (size_t)m->k0 * rb;
     for (int64_t k = m->k0; k < m->k1; k += step, a += step * m->ks, a2 += step * m->ks, b += (size_t)step * rb) {
-        if (pf && k < m->n_pf && !(k & pf_mask))
-            for (size_t i = 0; i < pf_step; i += 64) _mm_prefetch((const char *)pf + (size_t)k * pf_step + i, _MM_HINT_T0);
+        if (ask < ask_end && !((k - m->k0) & ask_mask)) {
+            ask_turn(&m->ask, ask);
+            ask += m->ask.step;
+        }
         mk_row(f, pv, false, R, U, u0, a, a2, m->rs, b, acc);
         if (pairs) mk_row(f, pv, true, R, U, u0, a + m->ks, a2 + m->ks, m->rs, b, acc);
     }

@@ -87,11 +87,13 @@ FORCED void mk_cols(enum kv_format f, bool pv, int R, int n, const struct mk_arg
                               : _mm512_setzero_ps();
     const float *a = m->a + m->k0 * m->ks;
     const float *a2 = halves ? m->a2 + m->k0 * m->ks : a;
-    const uint8_t *b = m->b + (size_t)m->k0 * rb;
+    const uint8_t *b = m->b + (size_t)m->k0 * rb, *ask = m->ask.at;
     for (int64_t k = m->k0; k < m->k1; k += step, a += step * m->ks, a2 += step * m->ks, b += (size_t)step * rb) {
         __m512 v[2][4];
-        if (m->pf && k < m->n_pf && (rb >= 64 || pairs || !(k & 1)))
-            for (size_t i = 0; i < rb; i += 64) _mm_prefetch((const char *)m->pf + (size_t)k * rb + i, _MM_HINT_T0);
+        if (ask < m->ask.end && !((k - m->k0) & (m->ask.every - 1))) {
+            ask_turn(&m->ask, ask);
+            ask += m->ask.step;
+        }
         for (int64_t i = (k - m->k0) * m->per, end = i + m->per; i < end && i < m->n_ahead; i++)
             _mm_prefetch((const char *)m->ahead[i], _MM_HINT_T1);
         if (pairs) pair64_load(b, v);
