@@ -3,8 +3,7 @@
  *
  *   bench_machine THREADS   {"read_gb_s", "barrier_us"}
  *
- * read_gb_s is the best of several ways to read (read_ways): on huge pages, as weights lie, with one line of march a thread or
- * several, with and without hints. What a kernel reaches is compared with it, so it must not be an easy mark.
+ * read_gb_s is the best of several ways to read (plain_read.h).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/threads.h"
+#include "plain_read.h"
 
 #define READ_BYTES ((size_t)1 << 30) /* more than caches hold */
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -20,13 +20,6 @@
 #define N_BARRIERS 20000
 #define N_MEETINGS 7
 #define MOST_THREADS 64
-
-struct read_way {
-    int n_streams;      /* a thread reads so many parts of its share in turn */
-    size_t ahead_bytes; /* hints go so far ahead; 0: none */
-};
-
-static const struct read_way read_ways[] = { { 1, 0 }, { 1, 2048 }, { 4, 0 }, { 4, 512 }, { 4, 2048 }, { 8, 0 }, { 8, 1024 } };
 
 struct machine {
     const char *data;
@@ -43,41 +36,19 @@ static double seconds_since(int64_t t0_ns)
 
 /* --- reading --- */
 
-#define STRETCH 256 /* bytes of one stream before the next */
-
-static uint64_t sum_stretch(const char *p)
-{
-    const uint64_t *v = (const uint64_t *)(const void *)p;
-    uint64_t s[8] = { 0 };
-    for (int i = 0; i < STRETCH / 8; i += 8)
-        for (int k = 0; k < 8; k++) s[k] += v[i + k];
-    return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
-}
-
 static void read_share(void *ctx, int i_thread, int n_threads)
 {
     struct machine *m = ctx;
-    const struct read_way way = *m->way;
     int64_t first, end;
-    uint64_t sum = 0;
-    threads_share((int64_t)READ_BYTES, (int64_t)(way.n_streams * STRETCH), i_thread, n_threads, &first, &end);
-    size_t part = (size_t)(end - first) / (size_t)way.n_streams / STRETCH * STRETCH;
-    for (size_t at = 0; at < part; at += STRETCH) {
-        for (int k = 0; k < way.n_streams; k++) {
-            const char *p = m->data + first + (size_t)k * part + at;
-            if (way.ahead_bytes)
-                for (int i = 0; i < STRETCH; i += 64) __builtin_prefetch(p + way.ahead_bytes + i);
-            sum += sum_stretch(p);
-        }
-    }
-    m->sums[i_thread % MOST_THREADS] = sum;
+    threads_share((int64_t)READ_BYTES, (int64_t)(m->way->n_streams * READ_STRETCH), i_thread, n_threads, &first, &end);
+    m->sums[i_thread % MOST_THREADS] = plain_read(m->data + first, (size_t)(end - first), m->way);
 }
 
 static double read_gb_s(struct machine *m)
 {
     double best = 0;
     for (int round = 0; round < N_ROUNDS; round++) {
-        for (size_t i = 0; i < sizeof read_ways / sizeof *read_ways; i++) {
+        for (int i = 0; i < N_READ_WAYS; i++) {
             m->way = &read_ways[i];
             int64_t t0 = clock_now_ns();
             pool_run(m->pool, read_share, m);

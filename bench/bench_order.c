@@ -12,8 +12,11 @@
 #include <time.h>
 
 #include "free.h"
+#include "ops/cpu/cpu_int.h"
+#include "plain_read.h"
 
-#define SET_BYTES ((size_t)96 << 20) /* a weight set that no cache holds */
+#define SET_BYTES ((size_t)640 << 20) /* a weight set that no cache holds */
+#define HUGE_PAGE ((size_t)2 << 20)
 
 double free_now(void)
 {
@@ -62,7 +65,7 @@ static struct cpu_weight weight_make(const struct shape *s, size_t *n_copies)
     w.block_bytes = cpu_weight_block_bytes(w.type, w.dt, w.g, w.k);
     size_t bytes = (size_t)(s->n / 16) * w.block_bytes;
     *n_copies = s->cold ? (SET_BYTES + bytes - 1) / bytes : 1;
-    uint32_t *p = aligned_alloc(64, bytes * *n_copies);
+    uint32_t *p = huge_map(bytes * *n_copies + HUGE_PAGE, false); /* the last hints look behind the end */
     if (!p) exit(1);
     size_t step = w.type == CPU_W_Q4 ? (size_t)w.g * 2 + 16 : 0;
     for (size_t i = 0; i < bytes / 4; i++) {
@@ -98,33 +101,24 @@ static cpu_matmul_fn free_of(const struct free_kernels *t, const struct shape *s
     return s->bits == 16 ? t->f_f32 : s->form == ACT_Q8 ? t->q4_q8 : t->q4_q16;
 }
 
-/* Seconds of a plain sum over `bytes` at p; ahead: 0 no prefetch, 1 into L1, 2 into L2. */
-static double read_seconds(const uint64_t *p, size_t bytes, int ahead, uint64_t *sum)
-{
-    double t0 = free_now();
-    for (const uint64_t *end = p + bytes / 8; p < end; p += 8) {
-        if (ahead == 1) __builtin_prefetch(p + 512);
-        if (ahead == 2) __builtin_prefetch(p + 1024, 0, 2);
-        *sum += p[0] + p[1] + p[2] + p[3] + p[4] + p[5] + p[6] + p[7];
-    }
-    return free_now() - t0;
-}
-
 /* Best bytes a second that this thread reads from memory. */
 static double read_bandwidth(void)
 {
-    uint64_t *p = aligned_alloc(64, SET_BYTES), sum = 0;
-    size_t piece = SET_BYTES / 96, off = 0;
+    size_t size = SET_BYTES + HUGE_PAGE; /* the last hints look behind the end */
+    uint8_t *p = huge_map(size, false);
+    uint64_t sum = 0;
     double best = 1e9;
     if (!p) exit(1);
-    memset(p, 1, SET_BYTES);
-    for (int t = 0; t < 360; t++, off = (off + piece) % SET_BYTES) {
-        double s = read_seconds(p + off / 8, piece, t % 3, &sum);
+    memset(p, 1, size);
+    for (int t = 0; t < 3 * N_READ_WAYS; t++) {
+        double t0 = free_now();
+        sum += plain_read((const char *)p, SET_BYTES, &read_ways[t % N_READ_WAYS]);
+        double s = free_now() - t0;
         if (s < best) best = s;
     }
     if (sum == 42) puts("");
-    free(p);
-    return (double)piece / best;
+    huge_unmap(p, size);
+    return (double)SET_BYTES / best;
 }
 
 struct runner {
@@ -195,7 +189,7 @@ static void row_run(const struct cpu_kernels *k, const struct free_kernels *f, c
            first ? "" : ", ", f->level, s->name, s->g, s->form == ACT_Q8 ? "l2" : s->form == ACT_Q16 ? "l1" : "f32", (int)s->n,
            (int)s->k, (int)s->m, a * 1e6, b * 1e6, cost, work / a / roof, work / b / roof,
            z->tile_peak > 0 && s->m > 8 ? work / a / z->tile_peak : 0);
-    free((void *)r.data);
+    huge_unmap((void *)r.data, r.bytes * r.n_copies + HUGE_PAGE);
     free((void *)r.a.data);
     free(r.y);
 }

@@ -75,7 +75,8 @@ FORCED VNNI void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt
         struct row_hints hint = row_hints_at(p, at, w->block_bytes, step, then);
         UNROLL(4)
         for (int b = 0; b < B; b++, hint.near += hint.near_step, hint.far += hint.far_step) {
-            const uint8_t *q = p + (size_t)b * step;
+            const uint8_t *q = p + (size_t)b * step, *xq = xp;
+            __asm__ volatile("" : "+r"(xq)); /* else the inputs' broadcasts are made once for all B, and rest in memory */
             __m256i isum[2];
             __m256 s[2], c[2];
             UNROLL(10)
@@ -83,7 +84,7 @@ FORCED VNNI void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt
                 _mm_prefetch((const char *)hint.near + j, _MM_HINT_T0);
                 if (j % 128 == 0) _mm_prefetch((const char *)hint.far + j, _MM_HINT_T1);
             }
-            group_row(type, two, g, q, xp, isum);
+            group_row(type, two, g, q, xq, isum);
             scales_load(dt, q + cb, s, c);
             UNROLL(2)
             for (int h = 0; h < 2; h++) acc[b][h] = group_add(acc[b][h], s[h], c[h], pair, isum[h]);
