@@ -19,6 +19,21 @@ static void tiles_matmul(const struct cpu_weight *w, int64_t blk0, int64_t blk1,
         matmul_tiles(w->type, x->form == ACT_Q16, w, blk0, blk1, x, row0, m, y, ld_y);
 }
 
+/* Calls that share a cpu_laid: the first lays the inputs out (or each does, where they are more than a piece of k), the others find them. */
+static void check_laid(const struct problem *pr, const struct cpu_act *a, int64_t row0, int64_t m, const float *want, const char *what)
+{
+    int64_t n = pr->w.n, blocks = (n + 15) / 16;
+    struct cpu_act x = *a;
+    struct kt_buf laid = kt_alloc(sizeof(struct cpu_laid)), y = kt_alloc((size_t)(m * n) * 4);
+    x.laid = (struct cpu_laid *)(void *)laid.p;
+    x.laid->is_laid = false;
+    for (int64_t b = 0; b < blocks; b++) tiles_matmul(&pr->w, b, b + 1, &x, row0, m, (float *)y.p + 16 * b, n);
+    kt_expect_same(want + row0 * n, (float *)y.p, (size_t)(m * n), what);
+    assert_int_equal(x.laid->is_laid, pr->w.k <= FEW_PIECE_K);
+    kt_free(&laid);
+    kt_free(&y);
+}
+
 static void check_tiles(int bits, int g, enum dtype dt, enum act_form form, int64_t n, int64_t k, int64_t m, enum flavour fl)
 {
     struct cpu_kernels plain;
@@ -47,6 +62,7 @@ static void check_tiles(int bits, int g, enum dtype dt, enum act_form form, int6
             if (y.p[j] != KT_FILL) fail_msg("%s: wrote between rows", what);
     }
     kt_free(&y);
+    if (few) check_laid(&pr, &a, r0, mm, (float *)want.p, what);
     kt_free(&x);
     kt_free(&want);
     kt_free(&ab);

@@ -90,6 +90,8 @@ static size_t lay_out(struct compiled *c, const struct plan *p, int n_threads, u
     c->attn_partials = base ? base + at : NULL;
     at = take(&off, CPU_ATTN_SPLIT_TILES * (size_t)n_threads * sizeof *c->attn_tiles);
     c->attn_tiles = base ? (struct attn_tile_state *)(base + at) : NULL;
+    at = take(&off, (size_t)n_threads * sizeof *c->laid);
+    c->laid = base ? (struct cpu_laid_of *)(void *)(base + at) : NULL;
     c->thread_scratch_bytes = (cpu_thread_scratch_bytes(p) + 4095) / 4096 * 4096;
     for (int t = 0; t < n_threads; t++) {
         at = take(&off, c->thread_scratch_bytes);

@@ -106,6 +106,13 @@ struct cpu_index {
     size_t ld;
 };
 
+/* What a thread's laid is of: an input of the linear pass that was opened as number i_opened. */
+struct cpu_laid_of {
+    struct cpu_laid laid;
+    const uint8_t *data;
+    int64_t i_opened, row0, m;
+};
+
 struct compiled;
 struct cpu_pass;
 /* See base/threads.h: tiles of the pass for the batch at hand; *bounds may be set. */
@@ -155,10 +162,12 @@ struct compiled {
     size_t block_bytes;
     uint8_t **thread_scratch;   /* [n_threads] */
     size_t thread_scratch_bytes;
+    struct cpu_laid_of *laid;   /* [n_threads] */
     uint8_t *attn_partials;     /* split results of small batches */
     size_t attn_partials_bytes;
     /* Of the open pass; written by its opener. */
     int64_t chunk_rows;                  /* row-wise steps, linears of many rows: rows of a tile */
+    int64_t i_linear;                    /* linears: how many have been opened */
     int64_t run_blocks;                  /* linears of many rows: blocks of a tile; 0: tiles as dealt, all rows */
     bool attn_split;                     /* attend: tiles are split into units */
     int32_t attn_n_tiles, attn_n_units;  /* units: 0 where tiles are not split */

@@ -65,6 +65,13 @@ static inline size_t cpu_weight_bytes(const struct cpu_weight *w)
     return (size_t)cpu_weight_blocks(w) * w->block_bytes;
 }
 
+/* Room of one thread in which a kernel keeps inputs in the form that it wants, from one call to the next for the same rows. */
+#define CPU_LAID_BYTES 27648
+struct cpu_laid {
+    _Alignas(64) uint8_t bytes[CPU_LAID_BYTES];
+    bool is_laid;          /* set by the kernel; the caller takes it back when data, row0 or m are others */
+};
+
 /* A batch of linear inputs. */
 struct cpu_act {
     enum act_form form;
@@ -75,6 +82,7 @@ struct cpu_act {
     const uint8_t *w_end, *w_next; /* a hint of what to prefetch: where the weights of this call end, and where the thread goes on; NULL:
                                       not known */
     size_t next_step;                 /* from one run of blocks to the next there (cpu_row_run), bytes */
+    struct cpu_laid *laid;            /* NULL: none */
 };
 
 /* matmul: y[i][o] = sum over k of x[i][k] * W[o][k],  i in [row0, row0+m), o in [16*blk0, min(16*blk1, n)).

@@ -84,8 +84,21 @@ static void run_add(const struct part_run *p, int64_t blk0, int64_t blk1, float 
     }
 }
 
+/* The thread's room for inputs as a kernel wants them, which many tiles of a pass share: of small batches, where laying them out counts. */
+static struct cpu_laid *laid_get(struct compiled *c, int i_thread, const uint8_t *data, int64_t row0, int64_t m)
+{
+    struct cpu_laid_of *l = &c->laid[i_thread];
+    if (l->i_opened == c->i_linear && l->data == data && l->row0 == row0 && l->m == m) return &l->laid;
+    l->i_opened = c->i_linear;
+    l->data = data;
+    l->row0 = row0;
+    l->m = m;
+    l->laid.is_laid = false;
+    return &l->laid;
+}
+
 static struct part_run part_get(struct compiled *c, const struct cpu_pass *pass, const struct plan_step *s, int32_t i_part, int64_t row0,
-                                int64_t m)
+                                int64_t m, int i_thread)
 {
     int32_t i_u = i_part;
     for (const struct plan_step *before = pass->s; before < s; before++) i_u += before->u.linear.n_parts;
@@ -95,7 +108,7 @@ static struct part_run part_get(struct compiled *c, const struct cpu_pass *pass,
         .c = c, .s = s, .i_part = i_part, .i_u = i_u, .w = w,
         .matmul = cpu_matmul_choose(&c->dev->kernels, w->type, c->form[s->in]),
         .act = { .form = c->form[s->in], .g = c->plan->bufs[s->in].group, .k = w->k, .row_bytes = c->row_bytes[s->in],
-                 .data = c->bufs[s->in] },
+                 .data = c->bufs[s->in], .laid = laid_get(c, i_thread, c->bufs[s->in], row0, m) },
         .row0 = row0, .m = m,
         .ld_out = (int64_t)(c->row_bytes[out] / sizeof(float)),
         .out = c->bufs[out] ? cpu_row_f32(c, out, row0) + s->u.linear.part[i_part].out_offset : NULL,
@@ -148,6 +161,7 @@ int64_t cpu_linear_open(struct compiled *c, const struct cpu_pass *p, int i_thre
     (void)i_thread;
     int64_t m = cpu_rows_of(c, p->s->in);
     c->run_blocks = 0;
+    c->i_linear++;
     if (m >= GRID_MIN_ROWS) return grid_open(c, p, m);
     *bounds = p->bounds;
     return p->bounds[c->n_threads];
@@ -199,7 +213,7 @@ void cpu_linear_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
     struct linear_tile t = tile_get(c, p, i_tile, &row0, &m);
     struct weights_at next = weights_after(c, p, i_tile, i_thread);
     for (int64_t i = 0; i < m; i += CPU_LINEAR_ROWS) {
-        struct part_run r = part_get(c, p, t.s, t.i_part, row0 + i, m - i < CPU_LINEAR_ROWS ? m - i : CPU_LINEAR_ROWS);
+        struct part_run r = part_get(c, p, t.s, t.i_part, row0 + i, m - i < CPU_LINEAR_ROWS ? m - i : CPU_LINEAR_ROWS, i_thread);
         r.blk1 = t.blk1;
         r.next = next;
         if (t.s->u.linear.part[t.i_part].add) run_add(&r, t.blk0, t.blk1, (float *)c->thread_scratch[i_thread]);
@@ -209,14 +223,15 @@ void cpu_linear_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
 
 /* Rows [row0, row0 + m) of both parts, then of their glu. next: see weights_after. */
 static void glu_rows(struct compiled *c, const struct cpu_pass *p, int64_t blk0, int64_t blk1, int64_t row0, int64_t m, struct weights_at next,
-                     float *scratch)
+                     int i_thread)
 {
+    float *scratch = (float *)c->thread_scratch[i_thread];
     int64_t ld = 16 * (blk1 - blk0), width = p->partner->u.glu.width;
     float *gate = scratch, *up = gate + CPU_LINEAR_TMP_FLOATS / 2, *y = gate + CPU_LINEAR_TMP_FLOATS;
     struct part_run r[2];
     int n = 0;
     for (int32_t i = 0; i < p->n_steps; i++)
-        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++) r[n++] = part_get(c, p, &p->s[i], j, row0, m);
+        for (int32_t j = 0; j < p->s[i].u.linear.n_parts; j++) r[n++] = part_get(c, p, &p->s[i], j, row0, m, i_thread);
     r[0].blk1 = r[1].blk1 = blk1;
     if (next.data) r[0].next = blocks_at(r[1].w, blk0, blk1);
     r[1].next = next;
@@ -233,6 +248,5 @@ void cpu_linear_glu_tile(struct compiled *c, const struct cpu_pass *p, int64_t i
     struct weights_at next = weights_after(c, p, i_tile, i_thread);
     for (int64_t i = 0; i < m; i += rows)
         for (int64_t b = t.blk0; b < t.blk1; b += step)
-            glu_rows(c, p, b, b + step < t.blk1 ? b + step : t.blk1, row0 + i, m - i < rows ? m - i : rows, next,
-                     (float *)c->thread_scratch[i_thread]);
+            glu_rows(c, p, b, b + step < t.blk1 ? b + step : t.blk1, row0 + i, m - i < rows ? m - i : rows, next, i_thread);
 }

@@ -11,7 +11,8 @@
  * inputs and codes of t + 1 loaded, codes of t + 4 spread, the sums of t - 1 stored and those of t - 4 folded into the accumulators, 8 vectors
  * of a block. Both ways through memory are as long as the ring: a turn is half of what the processor has in flight, and a load that finds its
  * line still among the stores waits until they are done. The order inside a turn is the fastest of all 24, for each tier.
- * Inputs are laid out once a call, k in pieces that L1 holds; between pieces accumulators rest in y. Scratch: 36 KB of stack.
+ * Inputs are laid out once a call, or once for all calls that share a cpu_laid, k in pieces that L1 holds; between pieces accumulators
+ * rest in y. Scratch: 36 KB of stack.
  */
 #ifndef OPS_CPU_AMX_MATMUL_FEW_H
 #define OPS_CPU_AMX_MATMUL_FEW_H
@@ -217,28 +218,37 @@ FORCED void few_turns(enum cpu_wtype type, bool two, int g, int R, struct few f,
     }
 }
 
+/* Inputs and pairs as few_turns reads them. */
+struct few_laid {
+    _Alignas(64) uint8_t inputs[FEW_PIECE_K * 2 * FEW_ROWS];
+    _Alignas(64) float pairs[FEW_PIECE_K / 32 * 2 * FEW_ROWS];
+};
+_Static_assert(sizeof(struct few_laid) <= CPU_LAID_BYTES, "a piece fits what a caller keeps");
+
 /* Blocks [blk0, blk1) by up to FEW_ROWS rows. */
 FORCED void few_rows(enum cpu_wtype type, bool two, int g, const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x,
                      int64_t row0, int rows, float *y, int64_t ld_y)
 {
-    _Alignas(64) uint8_t inputs[FEW_PIECE_K * 2 * FEW_ROWS];
-    _Alignas(64) float pairs[FEW_PIECE_K / 32 * 2 * FEW_ROWS];
+    struct few_laid own;
     struct few_ring ring;
     const uint8_t *row = x->data + (size_t)row0 * x->row_bytes;
     const int n_g = FEW_GROUPS(two, g), code_bytes = g * (type == CPU_W_Q4 ? 8 : 16);
     const size_t tile_bytes = (size_t)((two || g == 32 ? 16 : FEW_ROWS) * FEW_X_BYTES(two, g));
     int64_t ng = w->k / g, n_pieces = (w->k + FEW_PIECE_K - 1) / FEW_PIECE_K, step = (ng + n_pieces - 1) / n_pieces;
+    struct cpu_laid *kept = n_pieces == 1 ? x->laid : NULL;
+    struct few_laid *l = kept ? (struct few_laid *)(void *)kept->bytes : &own;
     for (int64_t g0 = 0; g0 < ng; g0 += step) {
         int64_t n = g0 + step < ng ? step : ng - g0, n_turns = (n + n_g - 1) / n_g;
         struct few f = { .group_bytes = w->block_bytes / (size_t)ng, .n_groups = n, .w_left = n, .fold_left = n, .dt = w->dt, .rows = rows,
-                         .first = g0 == 0, .x = inputs, .x_begin = inputs, .x_end = inputs + (size_t)n_turns * tile_bytes,
-                         .pair = pairs, .pairs = pairs, .y = y, .ld_y = ld_y, .n_out = w->n - 16 * blk0 };
+                         .first = g0 == 0, .x = l->inputs, .x_begin = l->inputs, .x_end = l->inputs + (size_t)n_turns * tile_bytes,
+                         .pair = l->pairs, .pairs = l->pairs, .y = y, .ld_y = ld_y, .n_out = w->n - 16 * blk0 };
         f.skip_bytes = w->block_bytes - (size_t)n * f.group_bytes;
         f.w = w->data + (size_t)blk0 * w->block_bytes + (size_t)g0 * f.group_bytes;
         f.scales = f.w + code_bytes;
         f.w_end = x->w_end;
         f.jump = x->w_next - x->w_end;
-        few_inputs(two, g, x, row, rows, g0, n, inputs, pairs);
+        if (!kept || !kept->is_laid) few_inputs(two, g, x, row, rows, g0, n, l->inputs, l->pairs);
+        if (kept) kept->is_laid = true;
         if (n_g == 2 && n % 2 == 1) memset(ring.codes, 0, sizeof ring.codes); /* codes that meet zeros should be something */
         if (two && rows <= 4) few_turns(type, two, g, 4, f, n_turns * (blk1 - blk0), &ring); /* one limb begins with 5 rows (tiles_pay) */
         else few_turns(type, two, g, 8, f, n_turns * (blk1 - blk0), &ring);
