@@ -33,6 +33,17 @@ static float block_max(const float *x, int64_t n, bool *bad)
     return m;
 }
 
+/* The first i from `at` on where x[i] == v, or n. */
+static int64_t find_equal(const float *x, int64_t at, int64_t n, float v)
+{
+    for (; at + 8 <= n; at += 8) {
+        int same = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + at), V8(v), _CMP_EQ_OQ));
+        if (same) return at + __builtin_ctz((unsigned)same);
+    }
+    while (at < n && !(x[at] == v)) at++;
+    return at;
+}
+
 static void vocab_max_avx2(const float *x, int64_t n, float *max, int64_t *argmax, bool *finite)
 {
     float best = -__builtin_inff();
@@ -45,8 +56,8 @@ static void vocab_max_avx2(const float *x, int64_t n, float *max, int64_t *argma
             at = b;
         }
     }
-    while (at < n && !(x[at] == best)) at++; /* first of the block's maxima */
-    if (at >= n) at = 0;                     /* nothing but NaN */
+    at = find_equal(x, at, n, best); /* first of the block's maxima */
+    if (at >= n) at = 0;             /* nothing but NaN */
     *max = n > 0 ? x[at] : best;
     *argmax = at;
     *finite = !bad;

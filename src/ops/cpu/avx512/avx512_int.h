@@ -28,6 +28,7 @@ void avx512_fill_lora(struct cpu_kernels *t);
 void avx512_fill_delta(struct cpu_kernels *t);
 void avx512_fill_attention(struct cpu_kernels *t);
 void avx512_fill_pages(struct cpu_kernels *t);
+void avx512_fill_vocab(struct cpu_kernels *t);
 
 /* What the amx level keeps for few rows. */
 void matmul_q4_q8_avx512(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const struct cpu_act *x, int64_t row0,

@@ -12,4 +12,5 @@ void cpu_fill_avx512(struct cpu_kernels *t)
     avx512_fill_delta(t);
     avx512_fill_attention(t);
     avx512_fill_pages(t);
+    avx512_fill_vocab(t);
 }
