@@ -19,7 +19,6 @@
 
 #define FEW_ROWS 8
 #define FEW_PIECE_K 1536 /* at most */
-#define FEW_AHEAD_BYTES 16384
 #define FEW_RING 4       /* turns whose codes or sums are kept */
 
 struct few_ring {
@@ -35,6 +34,9 @@ struct few {
     int64_t w_left;                 /* groups of its block */
     const uint8_t *w_end;           /* from here on what is asked for lies `jump` further: the thread's next weights */
     ptrdiff_t jump;
+    const uint8_t *ahead;           /* what is asked for: n_streams blocks, now this group of this one */
+    int64_t n_streams, ahead_block, ahead_group;
+    size_t block_bytes;
     const uint8_t *x, *x_begin, *x_end;
     const uint8_t *scales;
     const float *pair, *pairs;      /* [n_groups][FEW_ROWS][2], zero for rows that do not exist */
@@ -94,6 +96,19 @@ FORCED void few_inputs(bool two, int g, const struct cpu_act *x, const uint8_t *
     }
 }
 
+/* The group to ask for now: of the blocks behind those that are at work, group after group of each in turn. */
+FORCED const uint8_t *few_ahead(struct few *f)
+{
+    const uint8_t *at = f->ahead + (size_t)f->ahead_block * f->block_bytes + (size_t)f->ahead_group * f->group_bytes;
+    if (++f->ahead_block < f->n_streams) return at;
+    f->ahead_block = 0;
+    if (++f->ahead_group < f->n_groups) return at;
+    f->ahead_group = 0;
+    f->ahead += (size_t)f->n_streams * f->block_bytes;
+    if (f->ahead >= f->w_end) f->ahead += f->jump;
+    return at;
+}
+
 /* Codes of the next turn, as bytes. */
 FORCED void few_spread(enum cpu_wtype type, bool two, int g, struct few *f, uint8_t *out)
 {
@@ -101,8 +116,7 @@ FORCED void few_spread(enum cpu_wtype type, bool two, int g, struct few *f, uint
     UNROLL(2)
     for (int q = 0; q < n_g; q++, out += 16 * g) {
         if (q > 0 && f->w_left == 1) break; /* of an odd number of groups */
-        const uint8_t *ahead = f->w + FEW_AHEAD_BYTES;
-        if (ahead >= f->w_end) ahead += f->jump;
+        const uint8_t *ahead = few_ahead(f);
         UNROLL(17)
         for (int j = 0; j <= code_bytes; j += 64) __builtin_prefetch(ahead + j, 0, 2);
         if (type == CPU_W_Q4)
@@ -247,6 +261,10 @@ FORCED void few_rows(enum cpu_wtype type, bool two, int g, const struct cpu_weig
         f.scales = f.w + code_bytes;
         f.w_end = x->w_end;
         f.jump = x->w_next - x->w_end;
+        f.block_bytes = w->block_bytes;
+        f.n_streams = (blk1 - blk0) % 4 == 0 ? 4 : 2;
+        f.ahead = f.w + (size_t)f.n_streams * w->block_bytes;
+        if (f.ahead >= f.w_end) f.ahead += f.jump;
         if (!kept || !kept->is_laid) few_inputs(two, g, x, row, rows, g0, n, l->inputs, l->pairs);
         if (kept) kept->is_laid = true;
         if (n_g == 2 && n % 2 == 1) memset(ring.codes, 0, sizeof ring.codes); /* codes that meet zeros should be something */
