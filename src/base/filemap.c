@@ -19,14 +19,21 @@
 
 /* --- maps --- */
 
-/* Open path for reading; *st is its state. */
-static mb_status open_read(int *fd, struct stat *st, const char *path, mb_error *err)
+static mb_status wrong_kind(const char *path, mode_t mode, mb_error *err)
 {
-    do *fd = open(path, O_RDONLY | O_CLOEXEC); while (*fd < 0 && errno == EINTR);
-    if (*fd < 0) return mb_fail_errno(err, "open", path);
+    const char *kind = S_ISDIR(mode) ? "directory" : S_ISFIFO(mode) ? "named pipe" : S_ISSOCK(mode) ? "socket" : "device";
+    return mb_fail(err, MB_IO, "open %s: is a %s, wanted a regular file: put the file itself there, or a link to it", path, kind);
+}
+
+/* Open path for reading; *st is its state. Pipes and devices are read as they come with `any`, and waited for. */
+static mb_status open_read(int *fd, struct stat *st, const char *path, bool any, mb_error *err)
+{
     mb_status status = MB_OK;
+    do *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (any ? 0 : O_NONBLOCK)); while (*fd < 0 && errno == EINTR);
+    if (*fd < 0 && errno == ENXIO && stat(path, st) == 0) return wrong_kind(path, st->st_mode, err); /* a socket */
+    if (*fd < 0) return mb_fail_errno(err, "open", path);
     if (fstat(*fd, st) != 0) status = mb_fail_errno(err, "stat", path);
-    else if (S_ISDIR(st->st_mode)) status = mb_fail(err, MB_IO, "open %s: is a directory, wanted a file", path);
+    else if (!S_ISREG(st->st_mode) && !(any && !S_ISDIR(st->st_mode))) status = wrong_kind(path, st->st_mode, err);
     if (status != MB_OK) {
         close(*fd);
         *fd = -1;
@@ -34,16 +41,17 @@ static mb_status open_read(int *fd, struct stat *st, const char *path, mb_error 
     return status;
 }
 
+mb_status file_open_read(int *fd, struct stat *st, const char *path, mb_error *err)
+{
+    return open_read(fd, st, path, false, err);
+}
+
 mb_status filemap_open(struct filemap *m, const char *path, mb_error *err)
 {
     *m = (struct filemap){ .fd = -1 };
     struct stat st;
     int fd;
-    MB_TRY(open_read(&fd, &st, path, err));
-    if (!S_ISREG(st.st_mode)) {
-        close(fd);
-        return mb_fail(err, MB_IO, "map %s: not a regular file", path);
-    }
+    MB_TRY(open_read(&fd, &st, path, false, err));
     size_t size = (size_t)st.st_size;
     if (size > 0) {
         void *data = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -138,12 +146,12 @@ static mb_status read_to_end(struct buf *b, int fd, const char *path, size_t lim
     return MB_OK;
 }
 
-mb_status file_read(struct buf *b, const char *path, size_t limit_bytes, mb_error *err)
+static mb_status read_whole(struct buf *b, const char *path, size_t limit_bytes, bool any, mb_error *err)
 {
     struct stat st;
     int fd;
     MB_TRY(buf_status(b, path, err));
-    MB_TRY(open_read(&fd, &st, path, err));
+    MB_TRY(open_read(&fd, &st, path, any, err));
     mb_status status = MB_OK;
     if (S_ISREG(st.st_mode) && (uintmax_t)st.st_size > limit_bytes)
         status = too_large(path, (size_t)st.st_size, limit_bytes, err);
@@ -151,6 +159,16 @@ mb_status file_read(struct buf *b, const char *path, size_t limit_bytes, mb_erro
         status = read_to_end(b, fd, path, limit_bytes, err);
     close(fd);
     return status;
+}
+
+mb_status file_read(struct buf *b, const char *path, size_t limit_bytes, mb_error *err)
+{
+    return read_whole(b, path, limit_bytes, false, err);
+}
+
+mb_status file_read_any(struct buf *b, const char *path, size_t limit_bytes, mb_error *err)
+{
+    return read_whole(b, path, limit_bytes, true, err);
 }
 
 static mb_status write_all(int fd, const char *data, size_t len, const char *path, mb_error *err)
@@ -271,6 +289,12 @@ void file_temps_sweep(const char *path)
 }
 
 /* --- names --- */
+
+bool path_exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
 
 bool file_exists(const char *path)
 {

@@ -36,7 +36,7 @@ static mb_status take_file(struct chat_templates *out, const char *dir, const ch
     char path[MAX_PATH_BYTES];
     struct buf text;
     MB_TRY(path_join(path, sizeof path, dir, file, err));
-    if (!file_exists(path)) return MB_OK;
+    if (!path_exists(path)) return MB_OK;
     buf_init(&text, MAX_JINJA_BYTES);
     mb_status st = file_read(&text, path, MAX_JINJA_BYTES, err);
     if (st == MB_OK) st = take(out, name, text.data ? text.data : "", text.len, path, err);
@@ -77,7 +77,7 @@ static mb_status take_config(struct chat_templates *out, const char *dir, const 
     char path[MAX_PATH_BYTES];
     json_t *config = NULL;
     MB_TRY(path_join(path, sizeof path, dir, file, err));
-    if (!file_exists(path)) return MB_OK;
+    if (!path_exists(path)) return MB_OK;
     MB_TRY(json_read_file(&config, path, MAX_CONFIG_BYTES, err));
     mb_status st = take_json(out, json_object_get(config, "chat_template"), path, err);
     json_decref(config);

@@ -221,7 +221,7 @@ static mb_status open_out(struct batch_files *b, const char *in_path, mb_error *
 static mb_status open_in(struct batch_files *b, const char *path, mb_error *err)
 {
     buf_init(&b->text, INPUT_MAX_BYTES + 1);
-    if (strcmp(path, "-") == 0) {
+    if (strcmp(path, "-") == 0 || !file_exists(path)) { /* what may be a pipe is read to its end first */
         MB_TRY(input_read(&b->text, path, INPUT_MAX_BYTES, err));
         b->in = b->text.data;
         b->in_bytes = b->text.len;

@@ -1,4 +1,4 @@
-/* input.c: what verbs read: files and standard input, lists of token ids, messages. Text of --prompt is taken literally,
+/* input.c: what verbs read: files, pipes and standard input, lists of token ids, messages. Text of --prompt is taken literally,
  * byte for byte (B-010): there are no escapes, a shell's $'a\nb' or a file gives a newline. */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,9 +33,23 @@ mb_status input_read(struct buf *b, const char *path, size_t limit_bytes, mb_err
         if (isatty(STDIN_FILENO)) fprintf(stderr, "reading standard input, end with Ctrl-D\n");
         return read_stdin(b, limit_bytes, err);
     }
-    MB_TRY(file_read(b, path, limit_bytes, err));
+    MB_TRY(file_read_any(b, path, limit_bytes, err));
     buf_append(b, "", 0);
     return buf_status(b, path, err);
+}
+
+mb_status input_json(json_t **out, const char *path, size_t limit_bytes, mb_error *err)
+{
+    struct buf b;
+    *out = NULL;
+    buf_init(&b, 0);
+    mb_status st = file_read_any(&b, path, limit_bytes, err);
+    if (st == MB_OK) {
+        st = json_read(out, b.data ? b.data : "", b.len, JSON_READ_ANY, err);
+        if (st != MB_OK) mb_error_prefix(err, "%s", path);
+    }
+    buf_free(&b);
+    return st;
 }
 
 /* --- token ids --- */

@@ -80,7 +80,7 @@ static mb_status corpus_read(const struct flags *f, struct buf *text, mb_error *
         return buf_status(text, "the calibration texts", err);
     }
     buf_init(&raw, CORPUS_MAX_BYTES);
-    mb_status st = file_read(&raw, path, CORPUS_MAX_BYTES, err);
+    mb_status st = file_read_any(&raw, path, CORPUS_MAX_BYTES, err);
     bool lines = n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
     if (st == MB_OK && lines) st = lines_join(&raw, path, text, err);
     if (st == MB_OK && !lines) buf_append(text, raw.data ? raw.data : "", raw.len);

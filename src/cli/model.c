@@ -81,7 +81,7 @@ static bool has_config(const char *dir)
 {
     char path[MODEL_PATH_MAX];
     mb_error err;
-    return path_join(path, sizeof path, dir, "config.json", &err) == MB_OK && file_exists(path);
+    return path_join(path, sizeof path, dir, "config.json", &err) == MB_OK && path_exists(path);
 }
 
 /* .../models--org--name[/anything] -> .../models--org--name/snapshots/<what refs/main names>, when that is a model. */

@@ -244,9 +244,9 @@ static mb_status bytes_move(int in, int out, void *buf, const char *from, const 
 static mb_status file_copy(const char *from, const char *to, mb_error *err)
 {
     mb_status st = MB_OK;
-    int out = -1;
-    int in = open(from, O_RDONLY | O_CLOEXEC);
-    if (in < 0) return mb_fail_errno(err, "cannot open", from);
+    struct stat info;
+    int in, out = -1;
+    MB_TRY(file_open_read(&in, &info, from, err));
     void *buf = mb_alloc(COPY_BYTES);
     if (!buf) st = mb_fail(err, MB_NO_MEMORY, "no memory to copy %.400s", from);
     if (st == MB_OK) out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

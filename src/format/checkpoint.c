@@ -143,7 +143,7 @@ static mb_status index_read(struct checkpoint *c, bool has_single, mb_error *err
     char path[PATH_MAX];
     json_t *root = NULL;
     MB_TRY(path_join(path, sizeof path, c->dir, INDEX_FILE, err));
-    if (!file_exists(path)) return MB_OK;
+    if (!path_exists(path)) return MB_OK;
     MB_TRY(json_read_file(&root, path, MAX_INDEX_BYTES, err));
     json_t *map = json_object_get(root, "weight_map");
     mb_status st = MB_OK;
@@ -165,7 +165,7 @@ static mb_status shards_find(struct checkpoint *c, mb_error *err)
 {
     char path[PATH_MAX];
     MB_TRY(path_join(path, sizeof path, c->dir, SINGLE_FILE, err));
-    bool has_single = file_exists(path);
+    bool has_single = path_exists(path);
     MB_TRY(index_read(c, has_single, err));
     if (c->weight_map) return shards_from_index(c, err);
     if (!has_single) return shards_from_folder(c, err);
@@ -233,13 +233,12 @@ static mb_status shard_open(struct checkpoint *c, struct shard *s, mb_error *err
     char path[PATH_MAX];
     struct stat info;
     MB_TRY(path_join(path, sizeof path, c->dir, s->name, err));
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* of a pipe it would wait */
-    if (fd < 0 && errno == ENOENT)
+    int fd;
+    mb_status st = file_open_read(&fd, &info, path, err);
+    if (st == MB_NOT_FOUND)
         return mb_fail(err, MB_BAD_FORMAT, "%s: the shard %s is missing; fetch the model again", c->dir, s->name);
-    if (fd < 0) return mb_fail_errno(err, "cannot open", path);
-    mb_status st = fstat(fd, &info) == 0 ? MB_OK : mb_fail_errno(err, "cannot look at", path);
-    if (st == MB_OK && !S_ISREG(info.st_mode)) st = mb_fail(err, MB_IO, "%s is not a regular file", path);
-    if (st == MB_OK) st = header_read(c, s, fd, (uint64_t)info.st_size, path, err);
+    MB_TRY(st);
+    st = header_read(c, s, fd, (uint64_t)info.st_size, path, err);
     close(fd);
     MB_TRY(st);
     MB_TRY(filemap_open(&s->map, path, err));

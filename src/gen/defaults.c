@@ -16,7 +16,7 @@ mb_status defaults_read_json(json_t **out, const char *dir, const char *name, mb
     char path[4096];
     *out = NULL;
     MB_TRY(path_join(path, sizeof path, dir, name, err));
-    if (!file_exists(path)) return MB_OK;
+    if (!path_exists(path)) return MB_OK;
     MB_TRY(json_read_file(out, path, CONFIG_MAX_BYTES, err));
     if (json_is_object(*out)) return MB_OK;
     json_decref(*out);

@@ -187,12 +187,8 @@ mb_status blob_verify(const char *path, const struct hub_file *f, bool (*cancell
 {
     struct stat st;
     char shown[84];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0) {
-        mb_status s = mb_fail_errno(err, "cannot open", path);
-        if (fd >= 0) close(fd);
-        return s;
-    }
+    int fd;
+    MB_TRY(file_open_read(&fd, &st, path, err));
     struct hasher *h = NULL;
     mb_status s = hasher_open(&h, f->is_lfs, f->size, err);
     if (s == MB_OK && st.st_size != f->size)

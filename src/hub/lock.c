@@ -213,7 +213,7 @@ mb_status marker_take(struct lock *l, const char *path, bool shared, mb_error *e
 
 bool marker_is_held(const char *path)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return false;
     bool held = flock(fd, LOCK_EX | LOCK_NB) != 0;
     close(fd);

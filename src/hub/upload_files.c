@@ -175,7 +175,7 @@ mb_status upload_file_open(struct upload *u, const struct upload_file *f, int *f
     char path[PATH_MAX];
     *fd = -1;
     MB_TRY(path_join(path, sizeof path, u->o->dir, f->path, u->err));
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* it may have become a pipe */
     if (*fd < 0) return errno == ENOENT ? changed(u, f) : mb_fail_errno(u->err, "cannot open", path);
     mb_status st = upload_file_check(u, f, *fd);
     if (st != MB_OK) {

@@ -19,7 +19,7 @@ static mb_status read_json(json_t **out, const char *dir, const char *name, mb_e
     char path[4096];
     *out = NULL;
     MB_TRY(path_join(path, sizeof path, dir, name, err));
-    if (!file_exists(path)) return MB_OK;
+    if (!path_exists(path)) return MB_OK;
     MB_TRY(json_read_file(out, path, CONFIG_MAX_BYTES, err));
     if (json_is_object(*out)) return MB_OK;
     return mb_fail_at(err, MB_BAD_FORMAT, "path", "%s: expected an object", path);
@@ -29,7 +29,7 @@ static bool has_file(const char *dir, const char *name)
 {
     char path[4096];
     mb_error err;
-    return path_join(path, sizeof path, dir, name, &err) == MB_OK && file_exists(path);
+    return path_join(path, sizeof path, dir, name, &err) == MB_OK && path_exists(path);
 }
 
 static mb_status find_file(struct adapter_config *c, const char *dir, mb_error *err)

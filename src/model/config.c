@@ -236,7 +236,7 @@ mb_status model_config_read(struct model_spec *out, const char *dir, mb_error *e
     MB_TRY(path_join(path, sizeof path, dir, "config.json", err));
     MB_TRY(json_read_file(&config, path, CONFIG_MAX_BYTES, err));
     mb_status st = path_join(path, sizeof path, dir, "generation_config.json", err);
-    if (st == MB_OK && file_exists(path)) st = json_read_file(&generation, path, CONFIG_MAX_BYTES, err);
+    if (st == MB_OK && path_exists(path)) st = json_read_file(&generation, path, CONFIG_MAX_BYTES, err);
     if (st == MB_OK) st = model_config_parse(out, config, generation, err);
     if (st != MB_OK) mb_error_prefix(err, "%s", dir);
     json_decref(config);

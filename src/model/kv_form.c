@@ -40,7 +40,7 @@ static bool is_there(const char *dir)
 {
     char path[4096];
     mb_error err;
-    return path_join(path, sizeof path, dir, KV_CONFIG, &err) == MB_OK && file_exists(path);
+    return path_join(path, sizeof path, dir, KV_CONFIG, &err) == MB_OK && path_exists(path);
 }
 
 /* {"layer_idx": 3, "bits": 8, "group_size": 64} */

@@ -30,7 +30,7 @@ static mb_status open_files(struct tokenizer **out, const char *dir, struct buf 
     MB_TRY(filemap_open(&map, path, err));
     mb_status st = path_join(path, sizeof path, dir, "tokenizer_config.json", err);
     buf_init(&config, 0);
-    bool has_config = st == MB_OK && file_exists(path);
+    bool has_config = st == MB_OK && path_exists(path);
     if (has_config) st = file_read(&config, path, CONFIG_MAX, err);
     if (st == MB_OK && map.size_bytes > TOKENIZER_MAX_FILE)
         st = mb_fail(err, MB_TOO_LARGE, "%s/tokenizer.json has %zu bytes, at most %zu", dir, map.size_bytes,

@@ -247,6 +247,29 @@ static void test_files(void **state)
     assert_int_equal(file_read(&b, path, sizeof big, &err), MB_TOO_LARGE);
     buf_free(&b);
 
+    char pipe[200];
+    assert_int_equal(path_join(pipe, sizeof pipe, sub, "pipe", &err), MB_OK);
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    alarm(20); /* who waits for a writer ends here */
+    assert_int_equal(filemap_open(&m, pipe, &err), MB_IO);
+    assert_non_null(strstr(err.text, "pipe: is a named pipe, wanted a regular file"));
+    buf_init(&b, 0);
+    assert_int_equal(file_read(&b, pipe, 100, &err), MB_IO);
+    assert_int_equal(file_read(&b, "/dev/zero", 100, &err), MB_IO);
+    assert_non_null(strstr(err.text, "/dev/zero: is a device, wanted a regular file"));
+    assert_true(path_exists(pipe) && !file_exists(pipe));
+    int fd = open(pipe, O_RDWR | O_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && null >= 0);
+    assert_int_equal(file_read_any(&b, "/dev/null", 100, &err), MB_OK);
+    assert_int_equal(write(fd, big, 200), 200);
+    assert_int_equal(file_read_any(&b, pipe, 100, &err), MB_TOO_LARGE);
+    assert_int_equal(file_read_any(&b, dir, 100, &err), MB_IO);
+    alarm(0);
+    buf_free(&b);
+    close(fd);
+    close(null);
+    assert_int_equal(unlink(pipe), 0);
+
     char below[300];
     assert_int_equal(path_join(below, sizeof below, path, "x", &err), MB_OK);
     assert_int_equal(dir_make(below, &err), MB_IO); /* a file is in the way */

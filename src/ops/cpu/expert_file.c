@@ -193,7 +193,7 @@ mb_status expert_file_open(struct expert_file **out, const char *path, uint64_t 
     }
     f->key = key;
     f->fd_direct = -1;
-    f->fd = open(path, O_RDONLY | O_CLOEXEC);
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* what is no file has no table, and is made anew */
     mb_status st = f->fd >= 0 ? read_table(f, &f->made, err) : MB_OK;
     if (st == MB_OK && f->fd >= 0 && !f->made) {
         LOGI("experts", "%s is of another model, another version or damaged: made anew", path);
