@@ -111,8 +111,10 @@ static mb_status count(struct cores *c, const char *sys, mb_error *err)
             if (!c->usable[i] || c->node[i] != node) continue;
             int core = core_of(sys, i, c->n_cpus);
             if (place[core] == 0) place[core] = ++c->n_cores;
-            c->place[i] = place[core] - 1;
+            c->place[i] = (struct core_place){ place[core] - 1, before, 0 };
         }
+        for (int i = 0; i < c->n_cpus; i++)
+            if (c->usable[i] && c->node[i] == node) c->place[i].node_end = c->n_cores;
         c->n_nodes += c->n_cores > before;
     }
     mb_free(place);
@@ -181,10 +183,15 @@ mb_status cores_read_own(struct cores *out, mb_error *err)
 int cores_node_of_thread(const struct cores *c, int i_thread, int n_threads)
 {
     int64_t n_usable = 0, before = 0;
+    if (n_threads <= c->n_cores) { /* the node of core number i_thread */
+        for (int i = 0; i < c->n_cpus; i++)
+            if (c->usable[i] && c->place[i].at == i_thread) return c->node[i];
+        return -1;
+    }
     for (int i = 0; i < c->n_cpus; i++) n_usable += c->usable[i];
     if (n_usable == 0) return -1;
     /* Position of the thread on the line of usable CPUs, nodes one after the other. */
-    int64_t at = i_thread * n_usable / (n_threads > c->n_cores ? n_threads : c->n_cores);
+    int64_t at = i_thread * n_usable / n_threads;
     for (int node = 0; node < NODES_MAX; node++) {
         int64_t here = 0;
         for (int i = 0; i < c->n_cpus; i++) here += c->usable[i] && c->node[i] == node;
@@ -210,7 +217,21 @@ void cores_bind(const struct cores *c, int node)
 bool cores_is_own(const struct cores *c, int cpu, int i_thread, int n_threads)
 {
     if (n_threads > c->n_cores || cpu >= c->n_cpus || !c->usable[cpu]) return false;
-    return (int64_t)c->place[cpu] * n_threads / c->n_cores == i_thread;
+    const struct core_place *p = &c->place[cpu];
+    int64_t n_here = (n_threads < p->node_end ? n_threads : p->node_end) - p->node_first; /* threads of the node */
+    if (n_here <= 0) return false;
+    return p->node_first + (p->at - p->node_first) * n_here / (p->node_end - p->node_first) == i_thread;
+}
+
+/* What brings the thread back to where it may run now, where that is all that its cpuset has: every CPU, so that it follows a
+ * cpuset that grows. A list of those of today would stay with it. */
+static void before_widen(cpu_set_t *before)
+{
+    cpu_set_t all, now;
+    memset(&all, 0xff, sizeof all);
+    if (sched_setaffinity(0, sizeof all, &all) != 0) return;
+    if (sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, before)) *before = all;
+    else sched_setaffinity(0, sizeof *before, before);
 }
 
 bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, struct cores_kept *kept)
@@ -219,7 +240,9 @@ bool cores_keep_own(const struct cores *c, int i_thread, int n_threads, struct c
     if (sched_getaffinity(0, sizeof kept->before, &kept->before) != 0) return false;
     for (int i = 0; i < c->n_cpus && i < CPU_SETSIZE; i++)
         if (CPU_ISSET((size_t)i, &kept->before) && cores_is_own(c, i, i_thread, n_threads)) CPU_SET((size_t)i, &kept->own);
-    return CPU_COUNT(&kept->own) > 0 && sched_setaffinity(0, sizeof kept->own, &kept->own) == 0;
+    if (CPU_COUNT(&kept->own) == 0) return false;
+    before_widen(&kept->before);
+    return sched_setaffinity(0, sizeof kept->own, &kept->own) == 0;
 }
 
 void cores_leave_own(const struct cores_kept *kept)

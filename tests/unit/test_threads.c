@@ -329,11 +329,12 @@ static void remove_tree(const char *root)
     assert_int_equal(system(command), 0);
 }
 
-/* Each usable CPU is some thread's own, and of one thread alone; hyperthreads of a core are the same one's; each has the same number of cores,
- * or one more. */
+/* Each usable CPU of a node that has threads is some thread's own, and of one thread alone, that belongs there; hyperthreads of a core
+ * are the same one's; each thread has some core, and of a node's the same number, or one more. */
 static void check_own(const struct cores *c, int n_threads)
 {
-    int n_of[16] = { 0 };
+    int n_of[16] = { 0 }, n_cpus[2] = { 0 }, n_here[2] = { 0 };
+    for (int i = 0; i < n_threads; i++) n_here[cores_node_of_thread(c, i, n_threads)]++;
     for (int cpu = 0; cpu < c->n_cpus; cpu++) {
         int owner = -1;
         for (int i = 0; i < n_threads; i++) {
@@ -341,12 +342,18 @@ static void check_own(const struct cores *c, int n_threads)
             assert_int_equal(owner, -1);
             owner = i;
         }
-        assert_int_equal(owner >= 0, c->usable[cpu]);
+        assert_int_equal(owner >= 0, c->usable[cpu] && n_here[c->node[cpu]] > 0);
         if (owner < 0) continue;
+        assert_int_equal(cores_node_of_thread(c, owner, n_threads), c->node[cpu]);
         n_of[owner]++;
+        n_cpus[c->node[cpu]]++;
         if (cpu >= 8 && c->usable[cpu - 8]) assert_true(cores_is_own(c, cpu - 8, owner, n_threads));
     }
-    for (int i = 0; i < n_threads; i++) assert_in_range(n_of[i], 2 * (c->n_cores / n_threads), 2 * ((c->n_cores + n_threads - 1) / n_threads));
+    for (int i = 0; i < n_threads; i++) {
+        int node = cores_node_of_thread(c, i, n_threads), n = n_here[node], cores = n_cpus[node] / 2;
+        assert_true(cores >= n);
+        assert_in_range(n_of[i], 2 * (cores / n), 2 * ((cores + n - 1) / n));
+    }
 }
 
 /* Two sockets of four cores with two hyperthreads each: 0-3 and 8-11 on node 0, 4-7 and 12-15 on node 1. */
@@ -438,7 +445,28 @@ static void test_cores_own(void **state)
         assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
         assert_true(CPU_EQUAL(&now, &at_first));
     }
+    /* A thread that may run wherever its cpuset says may do so again, also where that has grown; one with a list of its own has that list. */
+    cpu_set_t all;
+    memset(&all, 0xff, sizeof all);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    assert_int_equal(sched_getaffinity(0, sizeof now, &now), 0);
+    bool was_free = CPU_EQUAL(&now, &at_first);
+    assert_int_equal(sched_setaffinity(0, sizeof at_first, &at_first), 0);
+    assert_true(cores_keep_own(&c, 0, c.n_cores, &kept));
+    assert_true(CPU_EQUAL(&kept.before, was_free ? &all : &at_first));
+    cores_leave_own(&kept);
     struct cores_kept other;
+    CPU_ZERO(&now);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&now) == 0; cpu++)
+        if (cores_is_own(&c, cpu, 0, 1)) CPU_SET(cpu, &now);
+    if (CPU_COUNT(&at_first) > 1 && sched_setaffinity(0, sizeof now, &now) == 0) {
+        assert_true(cores_keep_own(&c, 0, 1, &kept));
+        assert_true(CPU_EQUAL(&kept.before, &now));
+        cores_leave_own(&kept);
+        assert_int_equal(sched_getaffinity(0, sizeof kept.own, &kept.own), 0);
+        assert_true(CPU_EQUAL(&kept.own, &now));
+        assert_int_equal(sched_setaffinity(0, sizeof at_first, &at_first), 0);
+    }
     if (c.n_cores > 1 && cores_keep_own(&c, 0, c.n_cores, &kept)) {
         assert_int_equal(sched_setaffinity(0, sizeof at_first, &at_first), 0);
         assert_true(cores_keep_own(&c, 1, c.n_cores, &other));
