@@ -126,8 +126,7 @@ def test_api304_mixed_together(server):
     errors, stop = [], threading.Event()
 
     def churn():
-        import httpx
-        with httpx.Client(base_url=str(server.http.base_url), timeout=60, trust_env=False) as c:
+        with rig.Client(base_url=str(server.http.base_url), timeout=60) as c:
             while not stop.is_set():
                 for path in (A, HALF):
                     if c.post("/v1/adapters", json={"id": "spare", "path": path}).status_code != 200:
@@ -135,8 +134,7 @@ def test_api304_mixed_together(server):
                 c.delete("/v1/adapters/spare")
 
     def ask(name):
-        import httpx
-        with httpx.Client(base_url=str(server.http.base_url), timeout=60, trust_env=False) as c:
+        with rig.Client(base_url=str(server.http.base_url), timeout=60) as c:
             for _ in range(4):
                 r = c.post(RAW, json={"prompt": PROMPT, "adapter": name, "temperature": 0, "max_tokens": 6, "ignore_eos": True,
                                       "logprobs": True}).json()

@@ -77,7 +77,7 @@ def test_b157_management_is_for_this_machine(tmp_path):
             assert httpx.request(method, near + path, json=body, trust_env=False).status_code not in (401, 403)
         assert httpx.get(far + "/v1/models", trust_env=False).status_code == 200
         for model in ("org/y", "https://127.0.0.1:9/org/y", "org/y@main"):
-            r = httpx.post(far + CHAT, json={"model": model, "messages": HELLO, "max_tokens": 1}, timeout=60, trust_env=False)
+            r = httpx.post(far + CHAT, json=rig.seeded(CHAT, {"model": model, "messages": HELLO, "max_tokens": 1}), timeout=60, trust_env=False)
             assert r.status_code == 200
         assert "org/y" not in s.get("/downloads").text
     with Server("--host", "0.0.0.0", "--api-key", "k") as s:
@@ -93,7 +93,7 @@ def test_api003_unix_socket(tmp_path):
     p = subprocess.Popen([rig.PROGRAM, "serve", str(LLAMA), "--unix", str(path), "--port", str(port), "--host", "0.0.0.0"],
                          stdout=subprocess.PIPE, text=True, env=rig.clean_env())
     assert any("socket" in line and str(path) in line for line in p.stdout)
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as c:
+    with rig.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as c:
         assert c.get("/v1/models").json()["data"][0]["id"] == "llama"
         assert c.post(RAW, json={"prompt": "a", "max_tokens": 2}).status_code == 200
     with pytest.raises(OSError):
@@ -199,6 +199,15 @@ def test_api013_leaving_the_queue(long_model, stream):
         assert s.wait_idle()["engine"]["pages_held_bytes"] == 0
 
 
+def send_until_seen(s, c, data):
+    """Returns when the server has begun with the request."""
+    n = s.stats()["http"]["requests"]
+    c.sendall(data)
+    end = time.monotonic() + 60
+    while s.stats()["http"]["requests"] == (n := n + 1):  # the questions count too
+        assert time.monotonic() < end
+
+
 @pytest.mark.parametrize("flags", [(), ("--isolate",)])
 def test_api013_reset_before_a_worker(flags):
     """API-013 B-043: clients reset their connections (RST, where a close sends FIN) while their requests wait for a thread that
@@ -208,11 +217,10 @@ def test_api013_reset_before_a_worker(flags):
     with Server(*flags) as s:
         held = [s.connect() for _ in range(4)]  # two keep the threads busy, two wait
         for c in held:
-            c.sendall(large)
+            send_until_seen(s, c, large)
         for path, body in small:
             c = s.connect()
-            c.sendall(rig.request(path, body))
-            time.sleep(0.02)  # it is read before the reset tells of the end
+            send_until_seen(s, c, rig.request(path, body))  # else the reset may come first
             c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             c.close()
         for c in held:
@@ -260,7 +268,7 @@ def test_api015_signals(long_model):
     s = Server(model=long_model)
     answer = []
     body = {"prompt": "hello", "ignore_eos": True, "max_tokens": 2000}
-    t = threading.Thread(target=lambda: answer.append(httpx.post(f"http://127.0.0.1:{s.port}{RAW}", json=body, timeout=60)))
+    t = threading.Thread(target=lambda: answer.append(httpx.post(f"http://127.0.0.1:{s.port}{RAW}", json=rig.seeded(RAW, body), timeout=60, trust_env=False)))
     t.start()
     while t.is_alive() and s.stats()["batch"]["active_rows"] == 0:
         time.sleep(0.005)

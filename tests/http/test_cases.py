@@ -300,7 +300,7 @@ def test_b100_long_prompt_beside_a_stream(long_model):
         with ThreadPoolExecutor(2) as pool:
             stream = pool.submit(gaps, 3000)
             time.sleep(0.3)
-            r = httpx.post(f"http://127.0.0.1:{s.port}{RAW}", json={"prompt": "@!" * 10000, "max_tokens": 1}, timeout=300)
+            r = httpx.post(f"http://127.0.0.1:{s.port}{RAW}", json=rig.seeded(RAW, {"prompt": "@!" * 10000, "max_tokens": 1}), timeout=300, trust_env=False)
             assert r.status_code == 200
             longest = max(stream.result())
         print(f"normal gap {normal * 1e3:.2f} ms, longest {longest * 1e3:.1f} ms")

@@ -273,7 +273,7 @@ def test_crash_loop():
                 break
         assert len(re.findall("died by signal 9", err)) == 4 and len(re.findall("loading, pid", err)) == 4
         port = port_of(s.pid)
-        c = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=120)
+        c = rig.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
         r = c.post(CHAT, json={"messages": HELLO})
         assert r.status_code == 502 and r.json()["error"]["type"] == "engine_unavailable"
         r = c.get("/health")
@@ -387,7 +387,7 @@ def test_requests_before_ready(tmp_path):
         line = s.stderr.readline()
         assert "loading, pid" in line
         port = port_of(s.pid)
-        c = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=300)
+        c = rig.Client(base_url=f"http://127.0.0.1:{port}", timeout=300)
         with ThreadPoolExecutor(4) as pool:
             waiting = [pool.submit(c.post, CHAT, json={"messages": HELLO}), pool.submit(c.get, "/v1/models"), pool.submit(c.get, "/stats")]
             r = c.get("/health")
@@ -436,7 +436,7 @@ def test_drain(tmp_path):
     p = subprocess.Popen([rig.PROGRAM, "serve", str(LLAMA), "--unix", str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=rig.clean_env())
     try:
         next(line for line in p.stdout if "curl" in line)
-        c = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=300)
+        c = rig.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=300)
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(c.post, RAW, json={"prompt": "a", "max_tokens": 300, "ignore_eos": True})
             wait_for(lambda: run.done() or c.get("/stats").json()["batch"]["active_rows"] == 1)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+import http_rig as rig  # noqa: E402
 from hub_rig import Hub, Store, check_snapshot, model_files, small_files  # noqa: E402
 
 NAME = "org/tiny"
@@ -25,7 +26,7 @@ class Serving:
                 break
         else:
             raise RuntimeError(self.p.stderr.read())
-        self.http = httpx.Client(base_url=found[1], timeout=300, trust_env=False)
+        self.http = rig.Client(base_url=found[1], timeout=300)
 
     def __enter__(self):
         return self.http
