@@ -1,8 +1,8 @@
 /* kernels_batch.cu: products of some tokens (a batch that decodes) with wgmma, where kernels_linear.cu would read the input too often.
  *
- * A block has up to five warpgroups that multiply, a row tile a warp, and one that brings the input: stages of four k tiles, turned into
- * the order of the instruction's B operand, shared by all rows of the block. A warp brings its own weights, a ring ahead, and makes them
- * 16-bit floats in registers, the A operand. Leaves run one after the other. Where rows are too few for the card, the four or eight
+ * A block has up to five warpgroups that multiply, one or two row tiles a warp, and one that brings weights and input: stages of four k tiles of
+ * all row tiles of the block, and of the input, turned into the order of the instruction's B operand. A warp that multiplies makes 16-bit floats of
+ * its codes in registers, the A operand, and does little else. Leaves run one after the other. Where rows are too few for the card, the four or eight
  * blocks of a cluster share them: each has some of the leaves, and in the end each gets all leaves of a part of the outputs into its
  * memory and adds them in order. k steps and leaves as in kernels_linear.cu: same bits.
  * What counts is how many instructions a warp needs for a tile: a copy, a descriptor and a wait cost as much as the codes.
@@ -10,11 +10,10 @@
 #include "ops/cuda/kernels_batch.cuh"
 #include "ops/cuda/kernels_int.h"
 
-#define GROUPS_MAX 4         /* warpgroups that multiply */
-#define GROUPS_8 5           /* the same where eight blocks share the leaves: a leaf each takes fewer registers */
+#define TILES_MAX 16         /* row tiles of a unit */
+#define TILES_8 20           /* the same where eight blocks share the leaves */
 #define ROOM (222 * 1024)    /* bytes of a block's rings */
 #define DEPTH_MAX 8
-#define DEPTH_X 3
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 /* Sums of rows row and row + 8, tokens token and token + 1, to their places. */
@@ -57,57 +56,57 @@ static __device__ __forceinline__ void rows_near(const struct ck_out &o, int fir
     if (o.bias) asm volatile("prefetch.global.L2 [%0];" ::"l"(o.bias + first));
 }
 
-/* All leaves of a row tile, and what becomes of them. meet: room for the gated form, where a warp has gate's tile and the next one up's. */
-template <int FMT, int NS, int NT, bool GLU>
-static __device__ __forceinline__ void tile_whole(const struct batch_args &a, struct worker<FMT, NS, GLU> &k, int unit, int token0, float4 *meet)
+/* Row tile r of a warp's: of the line of all, its part and its first row there; behind the last or the unit's: -1. */
+template <int RT, bool GLU> static __device__ __forceinline__ int own_row(const struct batch_args &a, int unit, int warp, int r, int *part)
 {
-    const int lane = k.lane, t = unit * a.per + k.warp;
-    const bool mine = k.w.has && t < a.n_tile;
-    int part = 0;
-    const int first = mine ? tile_row<GLU>(a, t, &part) : -1;
-    rows_near(a.part[part], first, lane);
-    float acc[NT * 4], total[NT * 4];
+    const int i = warp * RT + r, t = unit * a.per + i;
+    *part = 0;
+    return i < a.per && t < a.n_tile ? tile_row<GLU>(a, t, part) : -1;
+}
+
+/* All leaves of a warp's row tiles, and what becomes of them. Gated: gate's tile and up's of the same rows. */
+template <int FMT, int NS, int NT, int RT, bool GLU>
+static __device__ __forceinline__ void tile_whole(const struct batch_args &a, struct worker<RT> &k, int unit, int token0)
+{
+    const int token = token0 + (k.lane & 3) * 2;
+    int part[RT], first[RT];
+    float acc[RT][NT * 4], total[RT][NT * 4];
 #pragma unroll
-    for (int i = 0; i < NT * 4; i++) total[i] = -0.0f; /* the one value that changes no sum */
-    for (int leaf = 0; leaf < CK_LEAVES; leaf++) {
-        leaf_sum<FMT, NS, NT, GLU>(acc, a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
+    for (int r = 0; r < RT; r++) {
+        first[r] = own_row<RT, GLU>(a, unit, k.warp, r, &part[r]);
+        rows_near(a.part[part[r]], first[r], k.lane);
 #pragma unroll
-        for (int i = 0; i < NT * 4; i++) total[i] = __fadd_rn(total[i], acc[i]);
+        for (int i = 0; i < NT * 4; i++) total[r][i] = -0.0f; /* the one value that changes no sum */
     }
-    if (GLU) { /* each of the two finishes half of the tokens */
-        const int odd = k.warp & 1, row = (t >> 1) * 16 + (lane >> 2);
-        float4 *at = meet + (k.warp >> 1) * (NT * 32) + lane;
+    for (int leaf = 0; leaf < CK_LEAVES; leaf++) {
+        leaf_sum<FMT, NS, NT, RT, true, true>(acc, a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
 #pragma unroll
-        for (int q = 0; q < NT; q++)
-            if ((q >= NT / 2) != (odd != 0)) at[q * 32] = make_float4(total[4 * q], total[4 * q + 1], total[4 * q + 2], total[4 * q + 3]);
-        asm volatile("bar.sync %0, 128;" ::"r"((k.warp >> 2) + 1) : "memory");
-        if (mine) {
-            const struct ck_row gate[2] = { ck_row_load(a.part[0], a.x.mul, row), ck_row_load(a.part[0], a.x.mul, row + 8) };
-            const struct ck_row up[2] = { ck_row_load(a.part[1], a.x.mul, row), ck_row_load(a.part[1], a.x.mul, row + 8) };
-            const float inv = __fdiv_rn(1.0f, a.out.mul);
+        for (int r = 0; r < RT; r++)
+#pragma unroll
+            for (int i = 0; i < NT * 4; i++) total[r][i] = __fadd_rn(total[r][i], acc[r][i]);
+    }
+    if constexpr (GLU) {
+        const int t = unit * a.per + k.warp * RT, row = (t >> 1) * 16 + (k.lane >> 2);
+        if (k.warp * RT >= a.per || t >= a.n_tile) return;
+        const struct ck_row gate[2] = { ck_row_load(a.part[0], a.x.mul, row), ck_row_load(a.part[0], a.x.mul, row + 8) };
+        const struct ck_row up[2] = { ck_row_load(a.part[1], a.x.mul, row), ck_row_load(a.part[1], a.x.mul, row + 8) };
+        const float inv = __fdiv_rn(1.0f, a.out.mul);
+#pragma unroll
+        for (int q = 0; q < NT; q++) batch_gate(a, gate, up, row, token + q * 8, total[0] + 4 * q, total[1] + 4 * q, inv);
+    } else {
+#pragma unroll
+        for (int r = 0; r < RT; r++) {
+            if (first[r] < 0) continue;
+            const struct ck_out &o = a.part[part[r]];
+            const int row = first[r] + (k.lane >> 2);
+            const struct ck_row rows[2] = { ck_row_load(o, a.x.mul, row), ck_row_load(o, a.x.mul, row + 8) };
 #pragma unroll
             for (int q = 0; q < NT; q++) {
-                if ((q >= NT / 2) != (odd != 0)) continue;
-                const float4 o = at[q * 32];
-                const float other[4] = { o.x, o.y, o.z, o.w };
-                const int token = token0 + q * 8 + (lane & 3) * 2;
-                if (odd) batch_gate(a, gate, up, row, token, other, total + 4 * q, inv);
-                else batch_gate(a, gate, up, row, token, total + 4 * q, other, inv);
+                float old[4];
+                batch_old(a, o, row, token + q * 8, old);
+                batch_store(a, o, rows, row, token + q * 8, total[r] + 4 * q, old);
             }
         }
-        asm volatile("bar.sync %0, 128;" ::"r"((k.warp >> 2) + 1) : "memory");
-        return;
-    }
-    if (first < 0) return;
-    const struct ck_out &o = a.part[part];
-    const int row = first + (lane >> 2);
-    const struct ck_row rows[2] = { ck_row_load(o, a.x.mul, row), ck_row_load(o, a.x.mul, row + 8) };
-#pragma unroll
-    for (int q = 0; q < NT; q++) {
-        const int token = token0 + q * 8 + (lane & 3) * 2;
-        float old[4];
-        batch_old(a, o, row, token, old);
-        batch_store(a, o, rows, row, token, total + 4 * q, old);
     }
 }
 
@@ -119,32 +118,30 @@ static __device__ __forceinline__ void cluster_put(uint32_t at, const float v[4]
 /* This block's leaves of a row tile. Piece i (8 tokens of a row tile) is added by block i % SPLIT of the cluster, in its place i / SPLIT: all
  * its leaves come there, to where the rings were. */
 template <int FMT, int NS, int NT, int SPLIT>
-static __device__ __forceinline__ void tile_part(const struct batch_args &a, struct worker<FMT, NS, false> &k, uint8_t *smem, int unit, int rank, int token0)
+static __device__ __forceinline__ void tile_part(const struct batch_args &a, struct worker<1> &k, uint8_t *smem, int unit, int rank, int token0)
 {
     constexpr int LEAVES = CK_LEAVES / SPLIT;
     const int warp = k.warp, lane = k.lane;
-    if (k.w.has) {
-        int part = 0, t = unit * a.per + warp, first = t < a.n_tile ? tile_row<false>(a, t, &part) : -1;
-        rows_near(a.part[part], first, lane);
-    }
-    float acc[LEAVES][NT * 4];
+    int of, row0 = own_row<1, false>(a, unit, warp, 0, &of);
+    rows_near(a.part[of], row0, lane);
+    float acc[LEAVES][1][NT * 4];
 #pragma unroll
     for (int i = 0; i < LEAVES; i++) {
         const int leaf = rank * LEAVES + i;
-        leaf_sum<FMT, NS, NT, false>(acc[i], a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
+        leaf_sum<FMT, NS, NT, 1, false, SPLIT == 8>(acc[i], a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
     }
     __syncwarp();
     ck_cluster_begun();
     ck_cluster_wait(); /* nobody needs its rings any more */
     const uint32_t mine = ck_smem(smem);
-    if (k.w.has)
+    if (warp < a.per)
 #pragma unroll
         for (int q = 0; q < NT; q++) {
             const int piece = warp * NT + q;
             uint32_t to;
             asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(mine + (uint32_t)((piece / SPLIT * CK_LEAVES + rank * LEAVES) * 512 + lane * 16)), "r"(piece % SPLIT));
 #pragma unroll
-            for (int i = 0; i < LEAVES; i++) cluster_put(to + (uint32_t)i * 512u, acc[i] + 4 * q);
+            for (int i = 0; i < LEAVES; i++) cluster_put(to + (uint32_t)i * 512u, acc[i][0] + 4 * q);
         }
     __syncwarp();
     ck_cluster_arrive();
@@ -180,30 +177,33 @@ static __device__ __forceinline__ void tile_part(const struct batch_args &a, str
 
 /* SPLIT 1: block by block of units; else a cluster has one unit, its blocks the leaves in order. */
 template <int FMT, int NS, int NT, bool GLU, int SPLIT>
-static __global__ void __launch_bounds__((SPLIT == 8 ? GROUPS_8 : GROUPS_MAX) * 128 + 128, 1) batch_kernel(const __grid_constant__ struct batch_args a)
+static __global__ void __launch_bounds__(batch_groups(SPLIT == 8 ? TILES_8 : TILES_MAX, batch_own(SPLIT)) * 128 + 128, 1)
+    batch_kernel(const __grid_constant__ struct batch_args a)
 {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     using B = batch<FMT, NS, NT>;
+    constexpr int RT = batch_own(SPLIT);
     extern __shared__ __align__(1024) uint8_t smem[];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, token0 = (int)blockIdx.y * NT * 8;
-    const int rank = (int)blockIdx.x % SPLIT, unit0 = (int)blockIdx.x / SPLIT, w_bytes = a.depth * B::stage;
-    const int x_at = (a.per * w_bytes + 127) / 128 * 128, meet_at = x_at + a.depth_x * B::x_bytes;
-    const uint32_t x_full = ck_smem(smem) + (uint32_t)(meet_at + (GLU ? a.groups * 2 * NT * 512 : 0)), x_empty = x_full + 8u * (uint32_t)a.depth_x;
-    const uint32_t w_full = x_empty + 8u * (uint32_t)a.depth_x;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < a.depth_x; i++) {
-            ck_mbar_init(x_full + 8u * (uint32_t)i, 4);
-            ck_mbar_init(x_empty + 8u * (uint32_t)i, a.groups * 4);
+    const int rank = (int)blockIdx.x % SPLIT, unit0 = (int)blockIdx.x / SPLIT;
+    struct ring r;
+    const int x_at = (a.depth * a.per * B::stage + 127) / 128 * 128;
+    r.w = ck_smem(smem);
+    r.x = r.w + (uint32_t)x_at;
+    r.full = r.w + (uint32_t)(x_at + a.depth * B::x_bytes);
+    r.empty = r.full + 8u * (uint32_t)a.depth;
+    if (threadIdx.x == 0)
+        for (int i = 0; i < a.depth; i++) {
+            ck_mbar_init(r.full + 8u * (uint32_t)i, 4);
+            ck_mbar_init(r.empty + 8u * (uint32_t)i, a.groups * 4);
         }
-        for (int i = 0; i < a.per * a.depth; i++) ck_mbar_init(w_full + 8u * (uint32_t)i, 1);
-    }
     ck_mbar_init_done();
     __syncthreads();
     ck_pdl_launch();
-    const struct slice sl = { rank * (CK_LEAVES / SPLIT), (rank + 1) * (CK_LEAVES / SPLIT), SPLIT > 1 ? a.n_unit : (int)gridDim.x };
+    const int run = a.n_ktile % (KS * CK_LEAVES) == 0 ? CK_LEAVES / SPLIT : 1; /* leaves of whole stages lie one behind the other */
+    const struct slice sl = { rank * (CK_LEAVES / SPLIT), (rank + 1) * (CK_LEAVES / SPLIT), SPLIT > 1 ? a.n_unit : (int)gridDim.x, run };
     if (warp >= a.groups * 4) {
-        if (SPLIT != 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        batch_bring<NT>(a, sl, unit0, ck_smem(smem) + (uint32_t)x_at, x_full, x_empty, token0, warp - a.groups * 4, lane);
+        batch_bring<FMT, NS, NT, GLU>(a, sl, unit0, r, token0, warp - a.groups * 4, lane);
         if (SPLIT > 1) { /* the cluster's meetings are of all its warps */
             __syncwarp();
             ck_cluster_begun();
@@ -213,33 +213,21 @@ static __global__ void __launch_bounds__((SPLIT == 8 ? GROUPS_8 : GROUPS_MAX) * 
         }
         return;
     }
-    if (SPLIT != 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-    struct worker<FMT, NS, GLU> k;
-    k.sl = sl;
+    struct worker<RT> k;
+    k.x = r.x;
+    k.full = r.full;
     k.warp = warp;
     k.lane = lane;
-    k.w_ring = smem + warp * w_bytes;
-    k.x_ring = ck_smem(smem) + (uint32_t)x_at;
-    k.x_full = x_full;
-    k.x_empty = x_empty;
-    k.x_slot = 0;
-    k.x_phase = 0;
-    k.w.policy = ck_policy_first();
-    k.w.leads = elect_one();
-    k.w.has = warp < a.per;
-    if (!k.w.has) k.w_ring = smem;
-    k.w.ring = ck_smem(smem) + (uint32_t)(warp * w_bytes);
-    k.w.full = w_full + 8u * (uint32_t)(warp * a.depth);
-    k.w.slot = 0;
-    k.w.phase = 0;
-    k.w.next = stage_first(a, sl, unit0);
-    k.w.src = a.part[0].tiles;
-    if (k.w.next.unit < a.n_unit) k.w.find(a, warp);
-    for (int i = 0; i < a.depth; i++) k.w.bring(a, sl, i, warp);
+    k.slot = 0;
+    k.phase = 0;
+    k.leads = elect_one();
+#pragma unroll
+    for (int i = 0; i < RT; i++) k.w[i] = r.w + (uint32_t)((warp * RT + i < a.per ? warp * RT + i : 0) * B::stage); /* behind the unit's: keeps step */
+    batch_begin<FMT, NS, RT, GLU>(a, sl, unit0, r, warp, k.leads);
     ck_pdl_wait(); /* residuals and outputs are read and written below */
     if constexpr (SPLIT > 1) tile_part<FMT, NS, NT, SPLIT>(a, k, smem, unit0, rank, token0);
     else
-        for (int unit = unit0; unit < a.n_unit; unit += (int)gridDim.x) tile_whole<FMT, NS, NT, GLU>(a, k, unit, token0, (float4 *)(smem + meet_at));
+        for (int unit = unit0; unit < a.n_unit; unit += (int)gridDim.x) tile_whole<FMT, NS, NT, RT, GLU>(a, k, unit, token0);
 #endif
 }
 
@@ -248,32 +236,30 @@ static __global__ void __launch_bounds__((SPLIT == 8 ? GROUPS_8 : GROUPS_MAX) * 
 template <int FMT, int NS, int NT, bool GLU, int SPLIT> static int launch(const struct ck_ctx *c, struct batch_args a, cudaStream_t st)
 {
     using B = batch<FMT, NS, NT>;
-    a.depth_x = DEPTH_X;
-    a.groups = (a.per + 3) / 4;
-    const int meet = GLU ? a.groups * 2 * NT * 512 : 0;
-    a.depth = (ROOM - meet - 128 - a.depth_x * (B::x_bytes + 16)) / (a.per * (B::stage + 8));
+    a.groups = batch_groups(a.per, batch_own(SPLIT));
+    a.depth = (ROOM - 128) / (a.per * B::stage + B::x_bytes + 16);
     a.depth = a.depth < DEPTH_MAX ? a.depth : DEPTH_MAX;
     a.n_unit = (a.n_tile + a.per - 1) / a.per;
-    const int bytes = (a.per * a.depth * B::stage + 127) / 128 * 128 + a.depth_x * B::x_bytes;
-    if (a.depth < 2 || (SPLIT > 1 && (a.per * NT + SPLIT - 1) / SPLIT * CK_LEAVES * 512 > bytes)) return (int)cudaErrorInvalidValue;
+    const int bytes = (a.per * a.depth * B::stage + 127) / 128 * 128 + a.depth * B::x_bytes;
+    if (a.depth < 2 || a.per > TILES_8 || (SPLIT > 1 && (a.per * NT + SPLIT - 1) / SPLIT * CK_LEAVES * 512 > bytes)) return (int)cudaErrorInvalidValue;
     unsigned blocks = (unsigned)(SPLIT > 1 ? a.n_unit * SPLIT : a.n_unit < c->n_sm ? a.n_unit : c->n_sm), tokens = (unsigned)((a.m + NT * 8 - 1) / (NT * 8));
-    return ck_launch_cluster(c, batch_kernel<FMT, NS, NT, GLU, SPLIT>, dim3(blocks, tokens), SPLIT, (a.groups + 1) * 128, (size_t)(bytes + meet + 8 * a.per * a.depth + 16 * a.depth_x), st, a);
+    return ck_launch_cluster(c, batch_kernel<FMT, NS, NT, GLU, SPLIT>, dim3(blocks, tokens), SPLIT, (a.groups + 1) * 128, (size_t)(bytes + 16 * a.depth), st, a);
 }
 /* How many row tiles a unit has, and the blocks that share its leaves: so that every multiprocessor has some. Fewer and larger clusters
  * than there could be are faster. Bits do not depend on it. */
 static int batch_plan(const struct ck_ctx *c, struct batch_args *a)
 {
-    const int eights = c->n_sm / 10, fours = c->n_sm * 2 / 11;
-    if (a->glu < 0 && a->n_tile <= eights * GROUPS_8 * 4) {
+    const int eights = c->n_sm / 10, fours = c->n_sm * 3 / 14, fours_most = c->n_sm * 5 / 22; /* most: that fit at once */
+    if (a->glu < 0 && a->n_tile <= eights * TILES_8) {
         a->per = (a->n_tile + eights - 1) / eights;
         return 8;
     }
-    if (a->glu < 0 && a->n_tile <= fours * 5 / 4 * GROUPS_MAX * 4) {
+    if (a->glu < 0 && a->n_tile <= fours_most * TILES_MAX) {
         a->per = (a->n_tile + fours - 1) / fours;
-        a->per = a->per < GROUPS_MAX * 4 ? a->per : GROUPS_MAX * 4;
+        a->per = a->per < TILES_MAX ? a->per : TILES_MAX;
         return 4;
     }
-    const int most = c->n_sm * GROUPS_MAX * 4, rounds = (a->n_tile + most - 1) / most;
+    const int most = c->n_sm * TILES_MAX, rounds = (a->n_tile + most - 1) / most;
     a->per = (a->n_tile + rounds * c->n_sm - 1) / (rounds * c->n_sm);
     if (a->glu >= 0) a->per = (a->per + 1) / 2 * 2;
     return 1;
