@@ -15,6 +15,23 @@ struct line_rows {
     int tile0[LINE_ROWS_MAX + 1], tile_end[LINE_ROWS_MAX + 1], first[LINE_ROWS_MAX + 1];
 };
 
+/* How far the warps that multiply have come, for the one that brings. */
+template <int WARPS> struct line_progress {
+    unsigned done[WARPS]; /* half tiles that a warp no longer needs */
+    unsigned begun;       /* the first queries are there */
+#if __CUDA_ARCH__ >= 900
+    static __device__ __forceinline__ void tell(unsigned *what, unsigned v) { asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(ck_smem(what)), "r"(v) : "memory"); }
+    static __device__ __forceinline__ unsigned look(const unsigned *what)
+    {
+        unsigned v;
+        asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(ck_smem(what)) : "memory");
+        return v;
+    }
+    /* Has every warp done with more than n? By a whole warp. */
+    __device__ __forceinline__ bool behind(unsigned n, int lane) const { return __all_sync(~0u, lane >= WARPS || (int)(look(&done[lane % WARPS]) - n) > 0); }
+#endif
+};
+
 #if __CUDA_ARCH__ >= 900
 /* By one warp. */
 static __device__ __forceinline__ void rows_load(struct line_rows &r, const struct attend_args &g, const struct cs_rope &p, int tok0, int n_tok, int lane)
@@ -114,6 +131,38 @@ template <int DP, int SLOTS> struct line_feed {
         if (!more) return;
         item += SLOTS;
         look(g, line);
+    }
+    /* The warp that brings, to the end of the stretch: half tile after half tile, `window` of them under way at a time, before the first queries
+     * `slow`: what others read meanwhile (queries, counters, other blocks' merges) waits in memory behind what has been asked for. */
+    template <int WARPS>
+    __device__ __forceinline__ void run(const struct attend_args &g, const struct line_stretch &line, uint32_t ring, uint32_t full,
+                                        const struct line_progress<WARPS> &progress, unsigned slow, unsigned window, int lane)
+    {
+        constexpr int CHUNK = 4; /* pages are looked up for so many at a time */
+        static_assert(SLOTS % CHUNK == 0, "places of a chunk lie side by side");
+        int late = SLOTS - (int)window, s0 = 0; /* the place of what came `window` before; the chunk's first */
+        uint32_t late_phase = 1;
+        unsigned i = 0;
+        at = line.begin();
+        item = lane;
+        more = false;
+        if (lane < SLOTS) look(g, line);
+        for (;;) {
+#pragma unroll 1
+            for (int k = 0; k < CHUNK; k++, i++) {
+                if (!__shfl_sync(~0u, (int)more, s0 + k)) return;
+                if (i >= slow && i < SLOTS)
+                    while (!progress.look(&progress.begun) && !ck_mbar_test(full + 8u * (i - slow), 0)) {}
+                if (i >= window) ck_mbar_wait(full + 8u * (uint32_t)late, late_phase);
+                if (++late == SLOTS) late = 0, late_phase ^= 1;
+                if (i >= SLOTS)
+                    while (!progress.behind(i - SLOTS, lane)) {}
+                if (lane == s0 + k) bring(g, ring, full, lane);
+            }
+            if (lane >= s0 && lane < s0 + CHUNK) step(g, line);
+            __syncwarp();
+            s0 = s0 + CHUNK == SLOTS ? 0 : s0 + CHUNK;
+        }
     }
 };
 #endif

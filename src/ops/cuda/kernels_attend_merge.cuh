@@ -7,6 +7,8 @@
 #include "ops/cuda/kernels_attend.cuh"
 
 #if __CUDA_ARCH__ >= 900
+/* The eight warps that multiply meet; who brings goes on. */
+static __device__ __forceinline__ void attend_meet(void) { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 /* Adds to a counter once what all threads have written before a barrier can be seen; what others wrote before theirs can be seen behind it. */
 static __device__ __forceinline__ unsigned count_up(unsigned *count, unsigned n)
 {
@@ -42,7 +44,7 @@ static __device__ __forceinline__ void stream_merge(const struct attend_args &g,
                 for (int k = 0; k < 8; k++)
                     v[i + k] = i + k < now && row < n_q ? __ldcg((const float2 *)(part + (i + k) * stride + 32 + at)) : make_float2(0.0f, 0.0f);
             }
-            __syncthreads(); /* the factors before these have been used */
+            attend_meet(); /* the factors before these have been used */
             if (warp < n_q) {
                 const float2 of = merge_factors(M, L, m, l, now, lane);
                 f[warp][lane] = lane < now ? of : make_float2(1.0f, -0.0f); /* which leaves every O as it is, -0 too */
@@ -52,7 +54,7 @@ static __device__ __forceinline__ void stream_merge(const struct attend_args &g,
                     if (lane == 0) last[warp] = make_float2(ea, inv);
                 }
             }
-            __syncthreads();
+            attend_meet();
             const float2 *w = f[row < n_q ? row : 0];
 #pragma unroll
             for (int i = 0; i < ATTEND_FACTORS; i += 8) {

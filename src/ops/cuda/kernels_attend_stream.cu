@@ -1,9 +1,10 @@
 /* kernels_attend_stream.cu: a decode step's rotation, writing of keys and values, and attention in one launch, for batches of single
  * tokens that are more than kernels_attend_token.cu takes at once. A block a multiprocessor takes a stretch of the line of all splits
  * (kernels_attend_line.cuh), its keys and values come by bulk copies into a ring that most of the shared memory is, the first of them before the
- * kernel waits for the products of q, k and v. Eight warps work on one split: two take the scores of a tile, then each 16 dims of all tiles
- * (kernels_attend_turned.cuh). What has all splits of a head merges them on the way; others go through the work area, and the block that comes
- * last merges (kernels_attend_merge.cuh).
+ * kernel waits for the products of q, k and v. A ninth warp brings them, 64 KB at a time: more in flight gains nothing, and all that is small and
+ * waited for would come behind it. Eight warps work on one split: two take the scores of a tile, then each 16 dims of all tiles
+ * (kernels_attend_turned.cuh); the next head's queries come meanwhile. What has all splits of a head merges them on the way; others go through the
+ * work area, and the block that comes last merges (kernels_attend_merge.cuh).
  */
 #include "ops/cuda/kernels_attend_heads.cuh"
 #include "ops/cuda/kernels_attend_line.cuh"
@@ -11,6 +12,7 @@
 #include "ops/cuda/kernels_attend_turned.cuh"
 
 #define WARPS 8
+#define THREADS (WARPS * 32 + 128) /* a group of warps for the one that brings, which leaves its registers to the others */
 #define HEADS_MAX 8 /* query heads of a KV head */
 static_assert(HEADS_MAX <= WARPS, "a merge's factors: a warp a query head");
 
@@ -21,26 +23,23 @@ struct stream_args {
 };
 
 template <int DP> struct stream_room {
-    enum { tile = 64 * DP * 2, slots = DP <= 64 ? 24 : 12 };
+    enum { tile = 64 * DP * 2, slots = DP <= 64 ? 24 : 12, window = 65536 / tile };
     struct area {
         float p[4][HEADS_MAX][64 + 4];   /* weights of a split: of a tile and a query head, by key; a merge's factors */
         float rows[HEADS_MAX + 2][DP + 4]; /* query heads while they are made, then the token's key and value */
+        float raw[HEADS_MAX + 3][DP];    /* the next head's queries, key, value and rotary row, as the products left them */
         float table[DP];                 /* the token's rotary row */
         float part_max[2][HEADS_MAX][WARPS]; /* of this split and the one before */
         uint16_t fresh[2][2][DP];        /* the token's key and value as in the page, of this head and the one before */
+        struct line_progress<WARPS> progress;
     };
     static constexpr int bytes = slots * tile + (int)sizeof(struct area);
 };
 
 #if __CUDA_ARCH__ >= 900
-/* Values have been used: the one warp that waits for it, and the others. */
-static __device__ __forceinline__ void used_wait(void) { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-static __device__ __forceinline__ void used_tell(void) { asm volatile("bar.arrive 1, 256;" ::: "memory"); }
-
 /* A block at work: what its threads know. */
 template <int DP, bool BF> struct stream_block {
     using R = stream_room<DP>;
-    enum { feeder = WARPS - 1 }; /* the warp that brings */
     const struct stream_args &t;
     const struct attend_args &g;
     const struct line_rows &rows;
@@ -49,18 +48,17 @@ template <int DP, bool BF> struct stream_block {
     typename R::area &area;
     uint32_t full; /* a barrier of each place of the ring */
     int lane, warp, c, tl;
-    struct line_at at;
-    struct line_feed<DP, R::slots> feed;
+    struct line_at at, next; /* split; head behind this one */
     int slot, parity, turn, table_row;
+    unsigned done;
     uint32_t phase;
     int n, w0; /* of the split at hand: tiles, and which of the four is the first */
     /* The head at hand. */
-    int row, kvh, lo, hi, index, from;
-    bool whole, fresh;
+    int row, kvh, lo, hi, index, from, upto, tile0, tile_end; /* upto: behind the last split that is here */
+    bool whole, fresh, direct;
     struct stream_query<DP, BF> q;
     float O[4], M, L; /* of all splits so far; M and L of head c */
 
-    __device__ __forceinline__ bool feeds(void) const { return warp == feeder && lane < R::slots; }
     __device__ __forceinline__ bool sums(void) const { return warp < DP / 16; } /* has it dims? */
     __device__ __forceinline__ int stride(void) const { return 32 + g.part_rows * DP; }
     __device__ __forceinline__ float *parts(void) const { return g.part + ((int64_t)row * g.a.n_head_kv + kvh) * g.n_split * stride(); }
@@ -68,16 +66,25 @@ template <int DP, bool BF> struct stream_block {
     __device__ __forceinline__ void begin(void)
     {
         at = line.begin();
-        feed.at = at;
-        feed.item = lane;
-        feed.more = false;
         slot = parity = turn = 0;
+        done = 0;
+        direct = plain_heads();
         phase = 0;
         table_row = -1;
-        if (!feeds()) return;
-        feed.look(g, line);
-        feed.bring(g, ck_smem(smem), full, lane);
-        feed.step(g, line);
+    }
+    /* The warp that brings. Of one row less is under way while its queries are waited for: its launch is so short that the one before, whose
+     * merge waits in memory behind what is brought, counts for more. */
+    __device__ __forceinline__ void bring(void) const
+    {
+        struct line_feed<DP, R::slots> feed;
+        feed.run(g, line, ck_smem(smem), full, area.progress, t.n_tok == 1 ? R::window / 2 : R::window, R::window, lane);
+    }
+    /* This warp needs n half tiles no longer. */
+    __device__ __forceinline__ void used(int n_half)
+    {
+        done += (unsigned)n_half;
+        __syncwarp();
+        if (lane == 0) area.progress.tell(&area.progress.done[warp], done);
     }
     /* The i-th half tile from here on, i < 8, once it has come. */
     __device__ __forceinline__ uint16_t *arrived(int i) const
@@ -88,21 +95,13 @@ template <int DP, bool BF> struct stream_block {
         ck_mbar_wait(full + 8u * (uint32_t)s, round);
         return (uint16_t *)(smem + s * R::tile);
     }
-    /* Bring to this lane's place, if it is one of n from the i-th on, which nobody needs any more. */
-    __device__ __forceinline__ bool bring(int i, int n) const
-    {
-        int o = lane - slot - i;
-        if (o < 0) o += R::slots;
-        if (o < 0) o += R::slots;
-        if (!feeds() || o >= n) return false;
-        feed.bring(g, ck_smem(smem), full, lane);
-        return true;
-    }
 
     /* A head: which of its splits are here, and does the token's own place lie in one of them? */
     __device__ __forceinline__ void head_begin(void)
     {
-        const int tile0 = rows.tile0[at.row], head = at.start - line.first(at), split1 = (rows.tile_end[at.row] + 3) >> 2;
+        tile0 = rows.tile0[at.row];
+        tile_end = rows.tile_end[at.row];
+        const int head = at.start - line.first(at), split1 = (tile_end + 3) >> 2;
         auto mine = [&](int split) {
             struct line_at other = at;
             other.split = split;
@@ -115,25 +114,32 @@ template <int DP, bool BF> struct stream_block {
         hi = rows.hi[row];
         index = rows.index[row];
         from = at.split;
-        whole = from == tile0 >> 2 && mine(split1 - 1);
-        fresh = mine(index >> 8);
+        upto = from;
+        for (unsigned some = ~0u; some == ~0u; upto += __popc(some)) some = __ballot_sync(~0u, upto + lane < split1 && mine(upto + lane));
+        whole = from == tile0 >> 2 && upto == split1;
+        fresh = from <= index >> 8 && index >> 8 < upto;
+        next = at;
+        next.start = head + tile_end;
+        if (++next.kvh == g.a.n_head_kv) next.kvh = 0, next.row++;
+        next.split = rows.tile0[next.row] >> 2;
         M = -INFINITY;
         L = 0.0f;
 #pragma unroll
         for (int e = 0; e < 4; e++) O[e] = 0.0f;
     }
-    /* Can queries be read and turned where they are needed? */
-    __device__ __forceinline__ bool direct(void) const
+    /* Can heads be read in pieces of 16 bytes and queries be turned where they are needed? */
+    __device__ __forceinline__ bool plain_heads(void) const
     {
-        return t.r.table && !t.r.q_norm && t.r.n_rot == DP && t.r.head_dim == DP && !t.r.interleaved &&
-               (((uintptr_t)t.r.q | (uintptr_t)(t.r.ld_q * 4) | (uintptr_t)(t.r.q_step * 4) | (uintptr_t)t.r.table) & 15) == 0;
+        const struct cs_rope &r = t.r;
+        return r.table && !r.q_norm && r.n_rot == DP && r.head_dim == DP && !r.interleaved &&
+               (((uintptr_t)r.q | (uintptr_t)r.k | (uintptr_t)r.v | (uintptr_t)r.table | (uintptr_t)((r.ld_q | r.ld_k | r.ld_v | r.q_step) * 4)) & 15) == 0;
     }
     __device__ __forceinline__ void table_load(void)
     {
-        if (row == table_row || (direct() && !fresh)) return;
+        if (row == table_row || direct) return;
         for (int i = (int)threadIdx.x; t.r.table && i < t.r.n_rot; i += WARPS * 32) area.table[i] = t.r.table[(int64_t)(t.tok0 + row) * t.r.n_rot + i];
         table_row = row;
-        __syncthreads();
+        attend_meet();
     }
     /* A query head, key or value a warp, from task0 on; the token's own key and value to the page too. */
     __device__ __forceinline__ void heads_make(int task0)
@@ -141,16 +147,18 @@ template <int DP, bool BF> struct stream_block {
         const int tok = t.tok0 + row, d = t.r.head_dim, n_q = g.group;
         for (int task = task0 + warp; task < n_q + (fresh ? 2 : 0); task += WARPS) {
             const bool is_q = task < n_q, is_v = task > n_q;
-            const float *x = is_q   ? t.r.q + tok * t.r.ld_q + (int64_t)(kvh * n_q + task) * t.r.q_step
+            const float *x = direct ? area.raw[task]
+                             : is_q ? t.r.q + tok * t.r.ld_q + (int64_t)(kvh * n_q + task) * t.r.q_step
                              : is_v ? t.r.v + tok * t.r.ld_v + (int64_t)kvh * d
                                     : t.r.k + tok * t.r.ld_k + (int64_t)kvh * d;
             float *y = area.rows[is_q ? task : HEADS_MAX + is_v];
             struct head_vector<DP> v;
             v.load(x, is_q ? t.r.q_norm : is_v ? NULL : t.r.k_norm, d, lane);
-            v.make(y, is_q ? t.r.q_norm != NULL : is_v ? t.r.v_norm != 0 : t.r.k_norm != NULL, !is_v, !is_v && t.r.table ? area.table : NULL, t.r, lane);
+            v.make(y, is_q ? t.r.q_norm != NULL : is_v ? t.r.v_norm != 0 : t.r.k_norm != NULL, !is_v,
+                   is_v || !t.r.table ? NULL : direct ? area.raw[n_q + 2] : area.table, t.r, lane);
             if (!is_q) fresh_write(y, is_v);
         }
-        __syncthreads();
+        attend_meet();
     }
     __device__ __forceinline__ void fresh_write(const float *y, bool is_v)
     {
@@ -163,16 +171,34 @@ template <int DP, bool BF> struct stream_block {
             else if (i < t.r.head_dim) to[ck_v_off(index & 63, i, 2)] = bits;
         }
     }
+    /* A head's queries, key, value and rotary row on their way to area.raw. */
+    __device__ __forceinline__ void heads_ahead(const struct line_at &of)
+    {
+        const int tok = t.tok0 + of.row, n_q = g.group;
+        if (!direct || !line.has(of)) return;
+        for (int i = (int)threadIdx.x; i < (n_q + 3) * (DP / 4); i += WARPS * 32) {
+            const int head = i / (DP / 4), e = i % (DP / 4) * 4;
+            const float *x = head < n_q        ? t.r.q + tok * t.r.ld_q + (int64_t)(of.kvh * n_q + head) * t.r.q_step
+                             : head == n_q     ? t.r.k + tok * t.r.ld_k + (int64_t)of.kvh * DP
+                             : head == n_q + 1 ? t.r.v + tok * t.r.ld_v + (int64_t)of.kvh * DP
+                                               : t.r.table + (int64_t)tok * DP;
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(ck_smem(&area.raw[head][e])), "l"(x + e) : "memory");
+        }
+    }
     __device__ __forceinline__ void queries_make(void)
     {
-        const int tok = t.tok0 + row, n_q = g.group;
-        if (!direct()) {
+        const int n_q = g.group;
+        if (!direct) {
             heads_make(0);
             q.load(area.rows, n_q, t.r.q_scale, lane);
             return;
         }
-        q.load_rotated(t.r.q + tok * t.r.ld_q + (int64_t)(kvh * n_q + (c < n_q ? c : 0)) * t.r.q_step, t.r.table + (int64_t)tok * DP, c < n_q, t.r.q_scale, lane);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        attend_meet();
+        q.load_rotated(area.raw[c < n_q ? c : 0], area.raw[n_q + 2], c < n_q, t.r.q_scale, lane);
         if (fresh) heads_make(n_q);
+        else attend_meet(); /* all have read */
+        heads_ahead(next);
     }
 
     /* Scores of this warp's half of a tile, and their maximum for all. */
@@ -190,11 +216,12 @@ template <int DP, bool BF> struct stream_block {
             stream_scores<DP, BF>(s, q, k, half, lane);
             stream_mask(s, g.a.softcap, at.split * CK_ATTN_SPLIT + tile * 64 + half, lo, hi, lane, most);
         }
+        used(n);
         if (c == 0) {
             area.part_max[parity][2 * tl][warp] = most[0];
             area.part_max[parity][2 * tl + 1][warp] = most[1];
         }
-        __syncthreads();
+        attend_meet();
     }
     /* The running maximum of head c behind tile w. */
     __device__ __forceinline__ float raised(float m, int w) const
@@ -298,20 +325,14 @@ template <int DP, bool BF> struct stream_block {
     {
         const int fresh_w = fresh && at.split == index >> 8 ? index >> 6 & 3 : -1;
         float s[2][4], o[4] = {}, m, l;
-        n = line.tiles(at);
-        w0 = line.first(at) - 4 * at.split;
+        const int first = max(tile0, 4 * at.split);
+        n = min(tile_end, 4 * at.split + 4) - first;
+        w0 = first - 4 * at.split;
         scores(s, fresh_w);
-        const bool brought = bring(0, n); /* keys have been used */
         weights(s);
-        if (brought) feed.step(g, line);
-        __syncthreads();
+        attend_meet();
         if (sums()) products(o, m, l, fresh_w);
-        if (warp == feeder) { /* values too, once the others say so */
-            used_wait();
-            if (bring(n, n)) feed.step(g, line);
-        } else {
-            used_tell();
-        }
+        used(n);
         parity ^= 1;
         slot += 2 * n;
         if (slot >= R::slots) slot -= R::slots, phase ^= 1;
@@ -338,12 +359,12 @@ template <int DP, bool BF> struct stream_block {
     {
         const int split0 = lo >> 8, n = ((hi + 255) >> 8) - split0;
         unsigned *count = g.count + (int64_t)row * g.a.n_head_kv + kvh;
-        __syncthreads();
+        attend_meet();
         if (threadIdx.x == 0) {
             *last = (int)count_up(count, (unsigned)(to - from)) + to - from == n;
             if (*last) *count = 0;
         }
-        __syncthreads();
+        attend_meet();
         if (!*last) return;
         float2 *factors = (float2 *)(void *)area.p;
         stream_merge<DP, WARPS>(g, t.tok0 + row, kvh * g.group, n, parts() + (int64_t)split0 * stride(), stride(), (float2(*)[ATTEND_FACTORS])factors,
@@ -352,7 +373,7 @@ template <int DP, bool BF> struct stream_block {
 };
 #endif
 
-template <int DP, bool BF> static __global__ void __launch_bounds__(WARPS * 32, 1) stream_kernel(const __grid_constant__ struct stream_args t)
+template <int DP, bool BF> static __global__ void __launch_bounds__(THREADS, 1) stream_kernel(const __grid_constant__ struct stream_args t)
 {
 #if __CUDA_ARCH__ >= 900
     using R = stream_room<DP>;
@@ -363,28 +384,41 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(WARPS * 32, 
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     ck_pdl_launch();
     /* The batch's numbers came before the step: no need to wait. */
-    if (warp == WARPS - 1) rows_load(rows, t.g, t.r, t.tok0, t.n_tok, lane);
+    if (warp == WARPS) rows_load(rows, t.g, t.r, t.tok0, t.n_tok, lane);
     if ((int)threadIdx.x < R::slots) {
         ck_mbar_init(ck_smem(bars + threadIdx.x), 1);
         ck_mbar_init_done();
     }
+    typename R::area &area = *(typename R::area *)(smem + R::slots * R::tile);
+    if ((int)threadIdx.x < WARPS) area.progress.done[threadIdx.x] = area.progress.begun = 0;
     __syncthreads();
     const struct line_stretch line(rows, t.n_tok, t.g.a.n_head_kv);
-    struct stream_block<DP, BF> b = { t, t.g, rows, line, smem, *(typename R::area *)(smem + R::slots * R::tile), ck_smem(bars), lane, warp, lane >> 2, lane & 3 };
+    struct stream_block<DP, BF> b = { t, t.g, rows, line, smem, area, ck_smem(bars), lane, warp, lane >> 2, lane & 3 };
+    if (warp >= WARPS) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+#endif
+        if (warp == WARPS) b.bring();
+        return;
+    }
+#if __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+#endif
     b.begin();
     bool waited = false;
     while (line.has(b.at)) {
         b.head_begin();
         b.table_load();
-        if (!waited) ck_pdl_wait();
-        waited = true;
+        if (!waited) {
+            ck_pdl_wait();
+            b.heads_ahead(b.at);
+        }
         b.queries_make();
-        const int split1 = (rows.tile_end[b.row] + 3) >> 2;
-        do {
-            b.split();
-            line.next(b.at);
-        } while (line.has(b.at) && b.at.row == b.row && b.at.kvh == b.kvh);
-        if (!b.whole) b.part_end(b.at.row != b.row || b.at.kvh != b.kvh ? split1 : b.at.split, &last);
+        if (!waited && threadIdx.x == 0) area.progress.tell(&area.progress.begun, 1);
+        waited = true;
+        for (; b.at.split < b.upto; b.at.split++) b.split();
+        b.at = b.next;
+        if (!b.whole) b.part_end(b.upto, &last);
         else if (b.sums()) b.store_whole();
         b.turn ^= 1;
     }
@@ -414,7 +448,7 @@ template <int DP, bool BF> static int stream_launch(const struct ck_ctx *c, stru
         const int64_t heads = (int64_t)t.n_tok * g->a.n_head_kv;
         int64_t blocks = stream_blocks(heads, c->n_sm);
         if (blocks > heads * g->n_split) blocks = heads * g->n_split;
-        e = ck_launch(c, stream_kernel<DP, BF>, dim3((unsigned)blocks), WARPS * 32, (size_t)R::bytes, st, t);
+        e = ck_launch(c, stream_kernel<DP, BF>, dim3((unsigned)blocks), THREADS, (size_t)R::bytes, st, t);
     }
     return e;
 }

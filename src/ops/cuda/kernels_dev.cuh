@@ -65,6 +65,12 @@ static __device__ __forceinline__ void ck_mbar_wait(uint32_t bar, uint32_t parit
 {
     asm volatile("{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bar), "r"(parity) : "memory");
 }
+static __device__ __forceinline__ bool ck_mbar_test(uint32_t bar, uint32_t parity)
+{
+    uint32_t over;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(over) : "r"(bar), "r"(parity) : "memory");
+    return over != 0;
+}
 static __device__ __forceinline__ uint64_t ck_policy_first(void) /* weights pass through the cache once */
 {
     uint64_t p;
