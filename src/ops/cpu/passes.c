@@ -22,7 +22,7 @@
 
 #define TILES_PER_THREAD 2
 #define TILE_BYTES_MIN (16 << 10)  /* of weights */
-#define TILE_BYTES_MAX (128 << 10)
+#define TILE_BYTES_MAX (256 << 10)
 
 struct builder {
     struct compiled *c;
@@ -59,7 +59,7 @@ static int parts_collect(const struct plan_step *s, int32_t n_steps, struct part
     return n;
 }
 
-/* Blocks of a tile: a quarter of a share, within bounds of bytes, though not below CPU_ROW_STREAMS where there are as many; whole units.
+/* Blocks of a tile: half of a share, within bounds of bytes, though not below CPU_ROW_STREAMS where there are as many; whole units.
  * One thread alone takes whole shares. */
 static int64_t tile_blocks(const struct part *parts, int n_parts, int n_threads, int64_t unit)
 {
