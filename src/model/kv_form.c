@@ -8,6 +8,7 @@
 
 #include "base/filemap.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "model/model.h"
 
 #define KV_CONFIG "kv_config.json"
@@ -44,7 +45,7 @@ static bool is_there(const char *dir)
 }
 
 /* {"layer_idx": 3, "bits": 8, "group_size": 64} */
-static mb_status take_entry(struct model_spec *s, const json_t *entry, size_t i, mb_error *err)
+static mb_status take_entry(struct model_spec *s, const json_t *entry, size_t i, bool *seen, mb_error *err)
 {
     int64_t layer = -1, bits = 0, group = 64;
     if (!json_is_object(entry)) return mb_fail_at(err, MB_BAD_FORMAT, "kv-quant", KV_CONFIG "[%zu] is no object", i);
@@ -59,6 +60,8 @@ static mb_status take_entry(struct model_spec *s, const json_t *entry, size_t i,
     if (layer < 0 || layer >= s->n_layer)
         return mb_fail_at(err, MB_BAD_FORMAT, "kv-quant", KV_CONFIG "[%zu]: layer_idx is %lld, the model has layers 0 to %d", i, (long long)layer,
                           (int)s->n_layer - 1);
+    if (seen[layer]) return mb_fail_at(err, MB_BAD_FORMAT, "kv-quant", KV_CONFIG "[%zu]: layer_idx %lld was there before", i, (long long)layer);
+    seen[layer] = true;
     struct layer_spec *l = &s->layers[layer];
     if (bits != 4 && bits != 8)
         return mb_fail_at(err, MB_UNSUPPORTED, "kv-quant", KV_CONFIG "[%zu]: %lld bits for layer %lld; keys and values have 4 or 8: use "
@@ -80,7 +83,10 @@ static mb_status read_config(struct model_spec *s, const char *dir, mb_error *er
     MB_TRY(path_join(path, sizeof path, dir, KV_CONFIG, err));
     MB_TRY(json_read_file(&list, path, KV_CONFIG_MAX_BYTES, err));
     mb_status st = json_is_array(list) ? MB_OK : mb_fail_at(err, MB_BAD_FORMAT, "kv-quant", KV_CONFIG " must be a list of layers");
-    for (size_t i = 0; st == MB_OK && i < json_array_size(list); i++) st = take_entry(s, json_array_get(list, i), i, err);
+    bool *seen = mb_calloc((size_t)s->n_layer + 1, sizeof *seen);
+    if (st == MB_OK && !seen) st = mb_fail(err, MB_NO_MEMORY, "out of memory");
+    for (size_t i = 0; st == MB_OK && i < json_array_size(list); i++) st = take_entry(s, json_array_get(list, i), i, seen, err);
+    mb_free(seen);
     if (st != MB_OK) mb_error_prefix(err, "%s", dir);
     json_decref(list);
     return st;

@@ -117,6 +117,13 @@ static void test_refused(void **state)
         { "[{\"layer_idx\": 0, \"bits\": \"8\"}]", KV_OF_CONFIG, true, MB_BAD_FORMAT, "bits" },
         { "[{\"layer_idx\": 0, \"bits\": 3}]", KV_OF_CONFIG, true, MB_UNSUPPORTED, "3 bits for layer 0" },
         { "[{\"layer_idx\": 0, \"bits\": 4, \"group_size\": 64}]", KV_OF_CONFIG, true, MB_UNSUPPORTED, "groups of 32" },
+        { "[{\"bits\": 8}]", KV_OF_CONFIG, true, MB_BAD_FORMAT, "kv_config.json[0]: layer_idx is -1" },
+        { "[{\"layer_idx\": 0}]", KV_OF_CONFIG, true, MB_UNSUPPORTED, "0 bits for layer 0" },
+        { "[{\"layer_idx\": 0, \"bits\": 8, \"group_size\": 32}, {\"layer_idx\": 0, \"bits\": 4, \"group_size\": 32}]", KV_OF_CONFIG, true, MB_BAD_FORMAT,
+          "kv_config.json[1]: layer_idx 0 was there before" },
+        { "3", KV_OF_CONFIG, true, MB_BAD_FORMAT, "list" },
+        { "null", KV_OF_CONFIG, true, MB_BAD_FORMAT, "list" },
+        { "", KV_OF_CONFIG, true, MB_BAD_FORMAT, "kv_config.json: JSON: the text is empty" },
         { "[", KV_OF_CONFIG, true, MB_BAD_FORMAT, "kv_config.json" },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -127,6 +134,28 @@ static void test_refused(void **state)
         if (st != rows[i].st || !strstr(err.text, rows[i].why)) fail_msg("%zu: %d %s", i, (int)st, err.text);
         model_spec_free(&s);
     }
+}
+
+/* Whatever stands in the place of a value, and of an entry, is told with its place; nothing is taken for another number. */
+static void test_odd_values(void **state)
+{
+    (void)state;
+    static const char *const odd[] = { "-1", "-9223372036854775808", "9223372036854775808", "1e999", "8.5", "true", "false", "\"8\"", "\"\"", "[]", "[8]",
+                                       "{}", "{\"bits\": 8}", "1000000", "\"\\ud800\"", "nan", "0x8", "08", "8 8", "'8'" };
+    static const char *const keys[] = { "layer_idx", "bits", "group_size" };
+    for (size_t k = 0; k < 3; k++)
+        for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+            char text[256];
+            struct model_spec s;
+            mb_error err;
+            snprintf(text, sizeof text, "[{\"layer_idx\": %s, \"bits\": %s, \"group_size\": %s}]", k == 0 ? odd[i] : "1", k == 1 ? odd[i] : "8",
+                     k == 2 ? odd[i] : "32");
+            config_write(text);
+            mb_status st = form(&s, "gemma3", KV_OF_CONFIG, TIER_L1, true, &err);
+            bool named = strstr(err.text, "kv_config.json") && (strstr(err.text, keys[k]) || strstr(err.text, "JSON") || strstr(err.text, " bits for layer 1"));
+            if ((st != MB_BAD_FORMAT && st != MB_UNSUPPORTED) || !named) fail_msg("%s: %d %s", text, (int)st, err.text);
+            model_spec_free(&s);
+        }
 }
 
 /* REG-118, ENG-126, CFG-076: pages are as small as the format says, and the same memory holds as much more */
@@ -174,7 +203,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_uniform), cmocka_unit_test(test_b115_what_stays), cmocka_unit_test(test_config),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_reg118_sizes),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_odd_values), cmocka_unit_test(test_reg118_sizes),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);
 }
