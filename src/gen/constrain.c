@@ -208,17 +208,19 @@ static mb_status check_strict_tools(struct gen_engine *g, struct gen_stream *s, 
     return MB_OK;
 }
 
-/* The grammar of all calls does not say whose schema is wrong: `err` then becomes what is said of the first that is so alone. */
-static void name_wrong_tool(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools, mb_error *err)
+/* The grammar of all calls does not say whose schema is wrong, and where arguments stand one by one it does not hold all of one:
+ * `err` then becomes what is said of the first that is wrong as such. */
+static bool name_wrong_tool(struct gen_engine *g, struct gen_stream *s, const struct gen_request *r, const struct tool_set *tools, mb_error *err)
 {
     for (size_t i = 0; i < tools->n; i++) {
         const struct tool *t = &tools->tools[i];
         mb_error why = { 0 };
         if (!t->parameters || (r->tool_choice == TOOLS_NAMED && strcmp(t->name, r->tool_name) != 0)) continue;
         if (check_tool(g, s, tools, i, false, &why) != MB_INVALID) continue;
-        *err = why;
-        return;
+        if (err) *err = why;
+        return true;
     }
+    return false;
 }
 
 /* What a compile that went on without it left out. */
@@ -241,7 +243,12 @@ static mb_status combine(struct gen_engine *g, struct gen_stream *s, const struc
     buf_init(&b, 0);
     mb_status st = write_source(g, r, tools, &b, err);
     if (st == MB_OK) st = compile(g, s, GRAMMAR_EBNF, b.data, false, out, err);
-    if (st == MB_INVALID && err && tools->n > 0) name_wrong_tool(g, s, r, tools, err);
+    bool look = st == MB_INVALID || (st == MB_OK && tool_family_spreads_arguments(g->text->family));
+    if (look && name_wrong_tool(g, s, r, tools, err) && st == MB_OK) {
+        grammar_unref(*out);
+        *out = NULL;
+        st = MB_INVALID;
+    }
     buf_free(&b);
     return st;
 }

@@ -276,7 +276,7 @@ WRONG_SCHEMAS = [({"type": "strng"}, "#: type must be one of"), ({"type": "objec
                  ({"type": "object", "properties": {"a": {"type": "string", "pattern": "([a-z"}}, "required": ["a"]}, "#/properties/a: pattern")]
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama", "mistral"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_b061_whose_schema_is_wrong(forced, family):
     """B-061 B-055: where calls are forced and one of several tools has a wrong schema, the 400 names the tool, not the schema's own
     path alone. One that a named choice leaves out is not looked at."""

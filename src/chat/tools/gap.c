@@ -133,6 +133,11 @@ static bool gap_of_list(struct gap_walk *w)
     return false;
 }
 
+bool tool_family_spreads_arguments(const struct tool_family *f)
+{
+    return tool_style_own_types(f->style) != 0;
+}
+
 bool tool_grammar_gap(const struct tool_family *f, const struct tool *t, bool (*limits)(const char *keyword, const json_t *value),
                       struct tool_gap *out)
 {
@@ -140,7 +145,7 @@ bool tool_grammar_gap(const struct tool_family *f, const struct tool *t, bool (*
     const char *key;
     json_t *schema;
     *out = (struct tool_gap){ .path = "#" };
-    if (tool_style_own_types(f->style) == 0) return false;
+    if (!tool_family_spreads_arguments(f)) return false;
     if (gap_of_list(&w)) return true;
     json_object_foreach(json_object_get(t->parameters, "properties"), key, schema) {
         json_t *list;

@@ -112,6 +112,8 @@ const char *tool_frame_other_head(size_t i);
 void tool_frame_told(struct buf *out, const char *name);
 enum tool_frame_final { FRAME_NO_FINAL, FRAME_ANSWER, FRAME_FREE };
 void tool_grammar_frame(struct buf *out, enum tool_frame_final final, bool calls);
+/* Does the markup write arguments one by one, not as one JSON object? */
+bool tool_family_spreads_arguments(const struct tool_family *f);
 /* What those rules leave open of a tool's schema: the first keyword that limits a value and is not held.
  * limits: does a keyword with this value limit anything? false: nothing is left open. */
 struct tool_gap { const char *keyword; char path[256]; }; /* owned by the schema; the pointer of what holds it */
