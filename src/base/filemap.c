@@ -74,26 +74,15 @@ void filemap_close(struct filemap *m)
     *m = (struct filemap){ .fd = -1 };
 }
 
-/* madvise over the pages of [off, off+len): only whole ones when inward, all that are touched otherwise. */
-static void advise(const struct filemap *m, size_t off, size_t len, int advice, bool inward)
+void filemap_drop(const struct filemap *m, size_t off, size_t len)
 {
     if (!m->data || off >= m->size_bytes) return;
     size_t end = len > m->size_bytes - off ? m->size_bytes : off + len;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t first = inward ? (off + page - 1) / page * page : off / page * page;
+    size_t first = (off + page - 1) / page * page; /* whole pages */
     /* The page that holds the end of the file belongs to nobody else. */
-    if (inward && end < m->size_bytes) end = end / page * page;
-    if (first < end) madvise((void *)(uintptr_t)(m->data + first), end - first, advice);
-}
-
-void filemap_drop(const struct filemap *m, size_t off, size_t len)
-{
-    advise(m, off, len, MADV_DONTNEED, true);
-}
-
-void filemap_prefetch(const struct filemap *m, size_t off, size_t len)
-{
-    advise(m, off, len, MADV_WILLNEED, false);
+    if (end < m->size_bytes) end = end / page * page;
+    if (first < end) madvise((void *)(uintptr_t)(m->data + first), end - first, MADV_DONTNEED);
 }
 
 /* --- whole files --- */

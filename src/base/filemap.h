@@ -19,9 +19,8 @@ mb_status file_open_read(int *fd, struct stat *st, const char *path, mb_error *e
 /* Map a whole regular file read-only. Errors as file_open_read. */
 mb_status filemap_open(struct filemap *m, const char *path, mb_error *err);
 void filemap_close(struct filemap *m);
-/* Tell the kernel that [off, off+len) will not be read again (pages are dropped) / will be read soon. */
+/* Tell the kernel that [off, off+len) will not be read again: its whole pages are dropped. */
 void filemap_drop(const struct filemap *m, size_t off, size_t len);
-void filemap_prefetch(const struct filemap *m, size_t off, size_t len);
 
 /* Read a regular file of at most limit_bytes into b (appended). MB_TOO_LARGE names both sizes; else as file_open_read. */
 mb_status file_read(struct buf *b, const char *path, size_t limit_bytes, mb_error *err);

@@ -15,11 +15,6 @@ static const struct ops *find(const char *name, size_t len)
     return NULL;
 }
 
-const struct ops *ops_find(const char *name)
-{
-    return find(name, strlen(name));
-}
-
 /* What may follow the cards, each word once: /nccl (of several), /steps. */
 static bool parse_words(const char *text, struct device_options *opt)
 {

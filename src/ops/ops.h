@@ -178,9 +178,8 @@ struct ops {
 #define KV_PAGE_UNIT 4096
 
 extern const struct ops ops_cpu, ops_cuda, ops_cuda_ranks;
-/* A backend by name; NULL when unknown. "cuda" loads libmlxbun-cuda.so when a device is opened. */
-const struct ops *ops_find(const char *name);
-/* "cpu", "cuda" (the first card), "cuda:1", "cuda:0,1" (a rank on each of these), "cuda:0,0" (two ranks on one card),
+/* The CUDA backends load libmlxbun-cuda.so when a device is opened.
+ * "cpu", "cuda" (the first card), "cuda:1", "cuda:0,1" (a rank on each of these), "cuda:0,0" (two ranks on one card),
  * "cuda:0,1/nccl", "cuda:0/steps": the backend, and its cards to opt->ordinal, n_ranks, cards. NULL: the first backend. MB_UNSUPPORTED names what is known; MB_INVALID. */
 mb_status ops_parse(const char *text, const struct ops **out, struct device_options *opt, mb_error *err);
 

@@ -233,7 +233,6 @@ static void test_files(void **state)
     assert_int_equal(file_write_atomic(path, big, sizeof big, &err), MB_OK);
     assert_int_equal(filemap_open(&m, path, &err), MB_OK);
     assert_int_equal(m.size_bytes, sizeof big);
-    filemap_prefetch(&m, 0, sizeof big);
     filemap_drop(&m, 1, sizeof big * 2);
     assert_memory_equal(m.data, big, sizeof big);
     filemap_close(&m);
