@@ -33,6 +33,8 @@ struct json_weight {
 struct json_weight json_weigh(const char *text, size_t len);
 /* Read and parse a whole file of at most limit_bytes. Errors name the path. */
 mb_status json_read_file(json_t **out, const char *path, size_t limit_bytes, mb_error *err);
+/* The same of what a user names on the command line, as file_read_any takes it. */
+mb_status json_read_file_any(json_t **out, const char *path, size_t limit_bytes, mb_error *err);
 
 /* An integer that does not fit in 64 bits: json_read keeps it as a string object tagged by us. Returns its digits or
  * NULL when v is anything else. The tag survives json_incref/copy but not json_deep_copy. */

@@ -310,18 +310,28 @@ mb_status json_read(json_t **out, const char *text, size_t len, int flags, mb_er
     return status;
 }
 
-mb_status json_read_file(json_t **out, const char *path, size_t limit_bytes, mb_error *err)
+static mb_status read_file(json_t **out, const char *path, size_t limit_bytes, bool any, mb_error *err)
 {
     *out = NULL;
     struct buf b;
     buf_init(&b, 0);
-    mb_status status = file_read(&b, path, limit_bytes, err);
+    mb_status status = (any ? file_read_any : file_read)(&b, path, limit_bytes, err);
     if (status == MB_OK) {
         status = json_read(out, b.data ? b.data : "", b.len, JSON_READ_ANY, err);
         if (status != MB_OK) mb_error_prefix(err, "%s", path);
     }
     buf_free(&b);
     return status;
+}
+
+mb_status json_read_file(json_t **out, const char *path, size_t limit_bytes, mb_error *err)
+{
+    return read_file(out, path, limit_bytes, false, err);
+}
+
+mb_status json_read_file_any(json_t **out, const char *path, size_t limit_bytes, mb_error *err)
+{
+    return read_file(out, path, limit_bytes, true, err);
 }
 
 /* --- typed look-ups --- */

@@ -59,8 +59,6 @@ mb_status cli_flush(mb_error *err);
 /* --- input.c --- */
 /* Whole file into b, "-" is standard input; at most limit_bytes. Pipes and devices are read to their end. */
 mb_status input_read(struct buf *b, const char *path, size_t limit_bytes, mb_error *err);
-/* The JSON in a file or pipe. *out: a new reference. */
-mb_status input_json(json_t **out, const char *path, size_t limit_bytes, mb_error *err);
 /* A JSON array of ids, or ids between commas and white space. *ids is released with mb_free. `what` names the source. */
 mb_status input_parse_ids(const char *text, size_t len, const char *what, int32_t **ids, int32_t *n, mb_error *err);
 /* --messages FILE, or --system and --prompt (or standard input), as JSON text of an array, appended to b. */

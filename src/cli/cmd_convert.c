@@ -124,7 +124,7 @@ static void print_result(const struct checkpoint_result *r, const char *out_dir)
 static mb_status plan_read(const char *path, json_t **plan, mb_error *err)
 {
     json_t *root;
-    MB_TRY(input_json(&root, path, PLAN_MAX_BYTES, err));
+    MB_TRY(json_read_file_any(&root, path, PLAN_MAX_BYTES, err));
     json_t *inner = json_object_get(root, "quantization");
     if (json_object_get(root, "model_type") && !inner) {
         json_decref(root);

@@ -38,20 +38,6 @@ mb_status input_read(struct buf *b, const char *path, size_t limit_bytes, mb_err
     return buf_status(b, path, err);
 }
 
-mb_status input_json(json_t **out, const char *path, size_t limit_bytes, mb_error *err)
-{
-    struct buf b;
-    *out = NULL;
-    buf_init(&b, 0);
-    mb_status st = file_read_any(&b, path, limit_bytes, err);
-    if (st == MB_OK) {
-        st = json_read(out, b.data ? b.data : "", b.len, JSON_READ_ANY, err);
-        if (st != MB_OK) mb_error_prefix(err, "%s", path);
-    }
-    buf_free(&b);
-    return st;
-}
-
 /* --- token ids --- */
 struct id_list {
     int32_t *ids;

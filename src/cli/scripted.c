@@ -51,7 +51,7 @@ mb_status scripted_open(const char *file, const char *model_dir, const struct mb
     struct mb_script s = { 0 };
     int32_t *ids = NULL;
     *out = NULL;
-    mb_status st = input_json(&o, file, INPUT_MAX_BYTES, err);
+    mb_status st = json_read_file_any(&o, file, INPUT_MAX_BYTES, err);
     if (st == MB_OK) st = read_script(o, model_dir, &s, &ids, err);
     if (st == MB_OK) st = mb_engine_open_scripted(out, model_dir, &s, x, err);
     mb_free(ids);

@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 import http_rig as rig  # noqa: E402
+from hub_fixtures import hub, store  # noqa: E402, F401
 from hub_rig import Hub, Store, check_snapshot, model_files, small_files  # noqa: E402
 
 NAME = "org/tiny"
@@ -39,17 +40,6 @@ class Serving:
         except subprocess.TimeoutExpired:
             self.p.kill()
             raise
-
-
-@pytest.fixture
-def hub():
-    with Hub() as h:
-        yield h
-
-
-@pytest.fixture
-def store(tmp_path, hub):
-    return Store(tmp_path, hub)
 
 
 def wait_for(what, seconds=300):

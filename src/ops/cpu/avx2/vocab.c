@@ -1,8 +1,8 @@
 /* vocab.c (avx2): reductions and the Gumbel draw over one row of logits. */
 #include "ops/cpu/avx2/mathv.h"
 #include "ops/mathfn.h"
+#include "ops/cpu/vocab_max.h"
 
-#define BLOCK 1024
 #define GUMBEL_MAX 16.7f /* above every g(i): u < 1 in steps of 2^-23 */
 
 FORCED float hmax(__m256 v)
@@ -12,7 +12,6 @@ FORCED float hmax(__m256 v)
     return _mm_cvtss_f32(_mm_max_ss(u, _mm_movehdup_ps(u)));
 }
 
-/* Maximum of x[0..n); *bad is set when a NaN or +inf is among them. */
 static float block_max(const float *x, int64_t n, bool *bad)
 {
     const __m256 inf = V8(__builtin_inff());
@@ -33,7 +32,6 @@ static float block_max(const float *x, int64_t n, bool *bad)
     return m;
 }
 
-/* The first i from `at` on where x[i] == v, or n. */
 static int64_t find_equal(const float *x, int64_t at, int64_t n, float v)
 {
     for (; at + 8 <= n; at += 8) {
@@ -44,31 +42,12 @@ static int64_t find_equal(const float *x, int64_t at, int64_t n, float v)
     return at;
 }
 
-static void vocab_max_avx2(const float *x, int64_t n, float *max, int64_t *argmax, bool *finite)
-{
-    float best = -__builtin_inff();
-    int64_t at = 0;
-    bool bad = false;
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        float m = block_max(x + b, n - b < BLOCK ? n - b : BLOCK, &bad);
-        if (m > best) {
-            best = m;
-            at = b;
-        }
-    }
-    at = find_equal(x, at, n, best); /* first of the block's maxima */
-    if (at >= n) at = 0;             /* nothing but NaN */
-    *max = n > 0 ? x[at] : best;
-    *argmax = at;
-    *finite = !bad;
-}
-
 static float vocab_sumexp_avx2(const float *x, int64_t n, float max)
 {
     float total = 0.0f;
     __m256 mv = V8(max);
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        int64_t end = n - b < BLOCK ? n : b + BLOCK, i = b;
+    for (int64_t b = 0; b < n; b += VOCAB_BLOCK) {
+        int64_t end = n - b < VOCAB_BLOCK ? n : b + VOCAB_BLOCK, i = b;
         __m256 l0 = _mm256_setzero_ps(), l1 = l0;
         for (; i + 16 <= end; i += 16) {
             l0 = _mm256_add_ps(l0, exp_v(_mm256_sub_ps(_mm256_loadu_ps(x + i), mv)));
@@ -175,7 +154,7 @@ static int64_t vocab_gumbel_avx2(const float *x, int64_t n, float inv_temp, cons
 
 void avx2_fill_vocab(struct cpu_kernels *t)
 {
-    t->vocab_max = vocab_max_avx2;
+    t->vocab_max = vocab_max;
     t->vocab_sumexp = vocab_sumexp_avx2;
     t->vocab_gumbel = vocab_gumbel_avx2;
 }

@@ -1,7 +1,6 @@
 /* vocab.c (avx512): the two passes over a row of logits that every draw takes; the Gumbel draw stays avx2's. */
 #include "ops/cpu/avx512/mathv.h"
-
-#define BLOCK 1024
+#include "ops/cpu/vocab_max.h"
 
 /* 16 logits, -inf behind the end. */
 FORCED __m512 logits_load(const float *x, int64_t left)
@@ -10,8 +9,7 @@ FORCED __m512 logits_load(const float *x, int64_t left)
     return _mm512_mask_loadu_ps(V16(-INFINITY), (__mmask16)((1u << left) - 1), x);
 }
 
-/* Maximum of x[0..n); *bad is set when a NaN or +inf is among them. */
-FORCED float block_max(const float *x, int64_t n, bool *bad)
+static float block_max(const float *x, int64_t n, bool *bad)
 {
     const __m512 inf = V16(INFINITY);
     __m512 m0 = V16(-INFINITY), m1 = m0;
@@ -26,8 +24,7 @@ FORCED float block_max(const float *x, int64_t n, bool *bad)
     return _mm512_reduce_max_ps(_mm512_max_ps(m0, m1));
 }
 
-/* The first i from `at` on where x[i] == v, or n. */
-FORCED int64_t find_equal(const float *x, int64_t at, int64_t n, float v)
+static int64_t find_equal(const float *x, int64_t at, int64_t n, float v)
 {
     for (; at < n; at += 16) {
         __mmask16 same = _mm512_cmp_ps_mask(logits_load(x + at, n - at), V16(v), _CMP_EQ_OQ);
@@ -38,32 +35,13 @@ FORCED int64_t find_equal(const float *x, int64_t at, int64_t n, float v)
     return n;
 }
 
-static void vocab_max_avx512(const float *x, int64_t n, float *max, int64_t *argmax, bool *finite)
-{
-    float best = -INFINITY;
-    int64_t at = 0;
-    bool bad = false;
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        float m = block_max(x + b, n - b < BLOCK ? n - b : BLOCK, &bad);
-        if (m > best) {
-            best = m;
-            at = b;
-        }
-    }
-    at = find_equal(x, at, n, best); /* first of the block's maxima */
-    if (at >= n) at = 0;             /* nothing but NaN */
-    *max = n > 0 ? x[at] : best;
-    *argmax = at;
-    *finite = !bad;
-}
-
 /* The 16 lanes of a block are one register; -inf adds +0. */
 static float vocab_sumexp_avx512(const float *x, int64_t n, float max)
 {
     float total = 0.0f;
     __m512 mv = V16(max);
-    for (int64_t b = 0; b < n; b += BLOCK) {
-        int64_t end = n - b < BLOCK ? n : b + BLOCK;
+    for (int64_t b = 0; b < n; b += VOCAB_BLOCK) {
+        int64_t end = n - b < VOCAB_BLOCK ? n : b + VOCAB_BLOCK;
         __m512 l = _mm512_setzero_ps();
         for (int64_t i = b; i < end; i += 16) l = _mm512_add_ps(l, exp_v(_mm512_sub_ps(logits_load(x + i, end - i), mv)));
         total = total + lanes_sum(l);
@@ -73,6 +51,6 @@ static float vocab_sumexp_avx512(const float *x, int64_t n, float max)
 
 void avx512_fill_vocab(struct cpu_kernels *t)
 {
-    t->vocab_max = vocab_max_avx512;
+    t->vocab_max = vocab_max;
     t->vocab_sumexp = vocab_sumexp_avx512;
 }
