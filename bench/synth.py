@@ -1,5 +1,6 @@
-"""synth.py: checkpoints with the shapes of larger models and made-up weights, once as an MLX directory (4 bit, groups of 32,
-bfloat16 scales) and once as a GGUF file (Q4_0 or Q4_1), so that both programs read as many bytes as they would for real.
+"""synth.py: checkpoints with the shapes of larger models and made-up weights, once as an MLX directory (4 bit, groups of 64 as
+models of these sizes are published, bfloat16 scales: 4.5 bits a weight) and once as a GGUF file (Q4_0, 4.5 bits, or Q4_1, 5 bits), so
+that both programs read as many bytes as they would for real. SmolLM2's shape has groups of 32, as it is published.
 
     synth.py SHAPE DIR [FILE.gguf [q4_0|q4_1]]
 
@@ -14,15 +15,12 @@ import struct
 import sys
 from pathlib import Path
 
-GROUP = 32
-
-
 class Model:
     """Tensors by their names in both forms. Matrices [.., n, k] are quantised; floats are (MLX name, GGUF name, MLX dims, GGUF dims,
     value), not quantised; value None: noise about 0."""
 
-    def __init__(self, config, arch, meta, vocab, d, norm=1.0):
-        self.config, self.arch, self.meta, self.matrices, self.floats = config, arch, meta, [], []
+    def __init__(self, config, arch, meta, vocab, d, norm=1.0, group=64):
+        self.config, self.arch, self.meta, self.group, self.matrices, self.floats = config, arch, meta, group, [], []
         self.matrix(self.outer("embed_tokens"), "token_embd", vocab, d)
         if not config.get("tie_word_embeddings"):
             self.matrix(self.outer("lm_head"), "output", vocab, d)
@@ -67,11 +65,11 @@ def common(d, layers, heads, kv, size, vocab):
     return config, meta
 
 
-def llama(d, ff, heads, kv, size, layers, vocab):
+def llama(d, ff, heads, kv, size, layers, vocab, group=64):
     config, meta = common(d, layers, heads, kv, size, vocab)
     config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "intermediate_size": ff, "rope_theta": 10000.0}
     meta |= {"feed_forward_length": ff, "rope.dimension_count": size, "rope.freq_base": 10000.0}
-    model = Model(config, "llama", meta, vocab, d)
+    model = Model(config, "llama", meta, vocab, d, group=group)
     for i in range(layers):
         m, g = f"model.layers.{i}", f"blk.{i}"
         model.attention(m, g, d, heads, kv, size)
@@ -166,7 +164,7 @@ def delta_net(model, m, g, d, keys, values, dim):
 # hidden, intermediate, heads, key heads, head size, layers, vocabulary
 SHAPES = {"1b": lambda: llama(2048, 8192, 32, 8, 64, 16, 32000), "8b": lambda: llama(4096, 14336, 32, 8, 128, 6, 32000),
           "8b-whole": lambda: llama(4096, 14336, 32, 8, 128, 32, 32000), "gemma3-270m": gemma3,
-          "135m-text": lambda: llama(576, 1536, 9, 3, 64, 30, 49152),  # SmolLM2-135M
+          "135m-text": lambda: llama(576, 1536, 9, 3, 64, 30, 49152, group=32),  # SmolLM2-135M
           "1b-text": lambda: llama(2048, 8192, 32, 8, 64, 16, 49152), "qwen3-moe": qwen3_moe, "qwen3.5-moe": qwen3_5_moe}
 
 
@@ -188,7 +186,7 @@ def small_noise(n):
 
 def write_mlx(model, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**model.config, "bos_token_id": 1, "eos_token_id": 2, "quantization": {"group_size": GROUP, "bits": 4}}
+    config = {**model.config, "bos_token_id": 1, "eos_token_id": 2, "quantization": {"group_size": model.group, "bits": 4}}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     header, at, parts = {}, 0, []
 
@@ -201,8 +199,8 @@ def write_mlx(model, folder):
 
     for name, _, (*outer, k) in model.matrices:
         add(name + ".weight", "U32", [*outer, k // 8], noise)
-        add(name + ".scales", "BF16", [*outer, k // GROUP], bf16(0.002))
-        add(name + ".biases", "BF16", [*outer, k // GROUP], bf16(-0.015))
+        add(name + ".scales", "BF16", [*outer, k // model.group], bf16(0.002))
+        add(name + ".biases", "BF16", [*outer, k // model.group], bf16(-0.015))
     for name, _, dims, _, value in model.floats:
         add(name, "BF16", dims, bf16(value) if value is not None else lambda n: b"".join(bf16(x) for x in small_noise(n // 2)))
     text = json.dumps(header).encode()
