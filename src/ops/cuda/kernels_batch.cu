@@ -14,6 +14,7 @@
 #define TILES_8 20           /* the same where eight blocks share the leaves */
 #define ROOM (222 * 1024)    /* bytes of a block's rings */
 #define DEPTH_MAX 8
+#define BEGUN 1              /* stages of a cluster's block that are asked for before its input */
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
 /* Sums of rows row and row + 8, tokens token and token + 1, to their places. */
@@ -79,7 +80,7 @@ static __device__ __forceinline__ void tile_whole(const struct batch_args &a, st
         for (int i = 0; i < NT * 4; i++) total[r][i] = -0.0f; /* the one value that changes no sum */
     }
     for (int leaf = 0; leaf < CK_LEAVES; leaf++) {
-        leaf_sum<FMT, NS, NT, RT, true, true>(acc, a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
+        leaf_sum<FMT, NS, NT, RT, true, true, 4>(acc, a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
 #pragma unroll
         for (int r = 0; r < RT; r++)
 #pragma unroll
@@ -128,7 +129,7 @@ static __device__ __forceinline__ void tile_part(const struct batch_args &a, str
 #pragma unroll
     for (int i = 0; i < LEAVES; i++) {
         const int leaf = rank * LEAVES + i;
-        leaf_sum<FMT, NS, NT, 1, false, SPLIT == 8>(acc[i], a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
+        leaf_sum<FMT, NS, NT, 1, false, SPLIT == 8, SPLIT == 8 ? 2 : 4>(acc[i], a, k, ck_leaf_first(a.n_ktile, leaf), ck_leaf_first(a.n_ktile, leaf + 1));
     }
     __syncwarp();
     ck_cluster_begun();
@@ -203,7 +204,7 @@ static __global__ void __launch_bounds__(batch_groups(SPLIT == 8 ? TILES_8 : TIL
     const int run = a.n_ktile % (KS * CK_LEAVES) == 0 ? CK_LEAVES / SPLIT : 1; /* leaves of whole stages lie one behind the other */
     const struct slice sl = { rank * (CK_LEAVES / SPLIT), (rank + 1) * (CK_LEAVES / SPLIT), SPLIT > 1 ? a.n_unit : (int)gridDim.x, run };
     if (warp >= a.groups * 4) {
-        batch_bring<FMT, NS, NT, GLU>(a, sl, unit0, r, token0, warp - a.groups * 4, lane);
+        batch_bring<FMT, NS, NT, GLU, (SPLIT > 1)>(a, sl, unit0, r, token0, warp - a.groups * 4, lane);
         if (SPLIT > 1) { /* the cluster's meetings are of all its warps */
             __syncwarp();
             ck_cluster_begun();
@@ -239,6 +240,7 @@ template <int FMT, int NS, int NT, bool GLU, int SPLIT> static int launch(const 
     a.groups = batch_groups(a.per, batch_own(SPLIT));
     a.depth = (ROOM - 128) / (a.per * B::stage + B::x_bytes + 16);
     a.depth = a.depth < DEPTH_MAX ? a.depth : DEPTH_MAX;
+    a.begun = SPLIT > 1 && BEGUN < a.depth ? BEGUN : a.depth;
     a.n_unit = (a.n_tile + a.per - 1) / a.per;
     const int bytes = (a.per * a.depth * B::stage + 127) / 128 * 128 + a.depth * B::x_bytes;
     if (a.depth < 2 || a.per > TILES_8 || (SPLIT > 1 && (a.per * NT + SPLIT - 1) / SPLIT * CK_LEAVES * 512 > bytes)) return (int)cudaErrorInvalidValue;

@@ -12,6 +12,7 @@ struct batch_args {
     struct ck_out part[CK_MAX_PARTS]; /* unit0: in row tiles */
     int n_parts, n_tile, n_unit, n_ktile, m;
     int per, groups, depth;           /* row tiles of a unit; warpgroups that multiply; stages of the ring */
+    int begun;                        /* stages whose weights are asked for before the input is */
     struct ck_x x, out;
     int glu;
 };
@@ -77,8 +78,8 @@ template <int FMT, int NS, bool GLU> static __device__ __forceinline__ const uin
     return a.part[p].tiles + (int64_t)(row < 0 ? 0 : row >> 4) * a.n_ktile * ck_tile_size<FMT, NS>();
 }
 
-/* The weights of the first stages, as many as the ring has: by the warps that multiply, which have nothing else to do, each its own row tiles. How
- * many bytes that makes, the warps that bring tell the barriers, before or after: a phase ends when both agree and those warps have arrived. */
+/* The weights of the first stages: by the warps that multiply, which have nothing else to do, each its own row tiles. How many bytes that makes,
+ * the warps that bring tell the barriers, before or after: a phase ends when both agree and those warps have arrived. */
 template <int FMT, int NS, int RT, bool GLU>
 static __device__ __forceinline__ void batch_begin(const struct batch_args &a, const struct slice &sl, int unit0, const struct ring &r, int warp, bool leads)
 {
@@ -87,7 +88,7 @@ static __device__ __forceinline__ void batch_begin(const struct batch_args &a, c
     const uint64_t policy = ck_policy_first();
     const uint8_t *src[RT];
     int unit = -1;
-    for (int slot = 0; slot < a.depth && s.unit < a.n_unit; slot++) {
+    for (int slot = 0; slot < a.begun && s.unit < a.n_unit; slot++) {
         if (s.unit != unit)
 #pragma unroll
             for (int i = 0; i < RT; i++) src[i] = tile_at<FMT, NS, GLU>(a, s.unit, warp * RT + i);
@@ -132,13 +133,14 @@ template <int FMT, int NS, bool GLU> struct bringer {
     }
 };
 
-/* Every stage, as slots become free. The input is turned into [step, k half][token][8], as the instruction wants it: a lane's 16 bytes are words of
- * four such rows. */
-template <int FMT, int NS, int NT, bool GLU>
+/* Every stage, as slots become free. EAGER: weights are asked for without waiting for the input of the stages before, and all but the first stages'
+ * behind the first input; where a block has few stages that is sooner, where it has many it is only more to do.
+ * The input is turned into [step, k half][token][8], as the instruction wants it: a lane's 16 bytes are words of four such rows. */
+template <int FMT, int NS, int NT, bool GLU, bool EAGER>
 static __device__ __forceinline__ void batch_bring(const struct batch_args &a, const struct slice &sl, int unit0, const struct ring &r, int token0, int v, int lane)
 {
     struct bringer<FMT, NS, GLU> b;
-    struct stage_at s = stage_first(a, sl, unit0);
+    struct stage_at s = stage_first(a, sl, unit0), sw = s; /* of the input and, eager, of weights */
     b.leads = elect_one();
     b.v = v;
     b.unit = -1;
@@ -146,8 +148,19 @@ static __device__ __forceinline__ void batch_bring(const struct batch_args &a, c
     const uint8_t *x = (const uint8_t *)a.x.v + (int64_t)(token0 + (lane >> 2)) * a.x.k_pad * 2 + (lane & 3) * 16 + v * 128;
     const uint32_t to = r.x + (uint32_t)(v * (NT * 8 * 128) + (lane >> 3) * (NT * 8 * 16) + (lane & 7) * 16);
     uint4 c[NT][2];
-    int slot = 0, filled = 0;
-    uint32_t phase = 1;
+    int slot = 0, filled = 0, w_slot = 0;
+    uint32_t phase = 1, w_phase = 1;
+    auto weights = [&](bool begun) {
+        b.weights(a, r, sw, w_slot, begun);
+        sw.t += KS;
+        stage_settle(a, sl, sw);
+        if (++w_slot == a.depth) {
+            w_slot = 0;
+            w_phase ^= 1;
+        }
+    };
+    if (EAGER)
+        for (int i = 0; i < a.begun && sw.unit < a.n_unit; i++) weights(true);
     auto load = [&] {
 #pragma unroll
         for (int q = 0; q < NT; q++)
@@ -162,8 +175,12 @@ static __device__ __forceinline__ void batch_bring(const struct batch_args &a, c
     while (s.unit < a.n_unit) {
         const uint32_t at = to + (uint32_t)(slot * (KS * NT * 8 * 128));
         ck_mbar_wait(r.empty + 8u * (uint32_t)slot, phase);
-        b.weights(a, r, s, slot, filled < a.depth);
-        filled += filled < a.depth;
+        if (EAGER) {
+            while (sw.unit < a.n_unit && __any_sync(~0u, ck_mbar_test(r.empty + 8u * (uint32_t)w_slot, w_phase))) weights(false);
+        } else {
+            b.weights(a, r, s, slot, filled < a.begun);
+            filled += filled < a.begun;
+        }
 #pragma unroll
         for (int q = 0; q < NT; q++)
 #pragma unroll
@@ -193,8 +210,9 @@ template <int RT> struct worker {
 };
 
 /* The sums over k tiles [t0, t1), from +0. LATE: a stage is given back while the next one's first tiles are multiplied. AHEAD: codes are
- * loaded a tile ahead. */
-template <int FMT, int NS, int NT, int RT, bool LATE, bool AHEAD>
+ * loaded a tile ahead. G: steps of k that are committed together: floats of so many are made while as many are multiplied (of fewer, where more
+ * registers would make the compiler wait for each instruction). */
+template <int FMT, int NS, int NT, int RT, bool LATE, bool AHEAD, int G>
 static __device__ __forceinline__ void leaf_sum(float (&acc)[RT][NT * 4], const struct batch_args &a, struct worker<RT> &k, int t0, int t1)
 {
     using B = batch<FMT, NS, NT>;
@@ -216,27 +234,27 @@ static __device__ __forceinline__ void leaf_sum(float (&acc)[RT][NT * 4], const 
             for (int r = 0; r < RT; r++) c[r].load_shared(k.w[r] + w + (uint32_t)(i * B::tile), k.lane);
         };
         if (AHEAD) load(0);
-        uint32_t f[2][RT][16];
-        auto tile = [&](int i, uint32_t (&g)[RT][16], bool more) {
-            if (!AHEAD) load(i);
+        uint32_t f[2][RT][4 * G];
+        auto group = [&](int i, int j0, uint32_t (&g)[RT][4 * G], bool more) {
+            if (!AHEAD && j0 == 0) load(i);
 #pragma unroll
             for (int r = 0; r < RT; r++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) c[r].frag(g[r] + 4 * j, j, k.lane);
-            if (AHEAD && more) load(i + 1); /* on its way while this one is multiplied */
+                for (int j = 0; j < G; j++) c[r].frag(g[r] + 4 * j, j0 + j, k.lane);
+            if (AHEAD && more && j0 + G == 4) load(i + 1); /* on its way while this one is multiplied */
             wg_fence();
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+            for (int j = 0; j < G; j++)
 #pragma unroll
                 for (int r = 0; r < RT; r++)
-                    wg_mma(acc[r], g[r] + 4 * j, (uint64_t)(128 >> 4) << 32 | (x + (uint32_t)(i * B::x_tile / 16 + j * NT * 16)), t != t0 || i != 0 || j != 0);
+                    wg_mma(acc[r], g[r] + 4 * j, (uint64_t)(128 >> 4) << 32 | (x + (uint32_t)(i * B::x_tile / 16 + (j0 + j) * NT * 16)), t != t0 || i != 0 || j0 != 0 || j != 0);
             wg_commit();
         };
         if (t + KS <= t1) {
 #pragma unroll
-            for (int i = 0; i < KS; i++) {
-                tile(i, f[i & 1], i + 1 < KS);
-                if (i > 0 || LATE) wg_wait<1>(); /* the tile before is done: its registers are free */
+            for (int i = 0; i < KS * 4; i += G) { /* steps */
+                group(i / 4, i % 4, f[i / G & 1], i / 4 + 1 < KS);
+                if (i > 0 || LATE) wg_wait<1>(); /* the group before is done: its registers are free */
                 if (LATE && i == 0 && release) {
                     if (k.leads) ck_mbar_arrive(release);
                     release = 0;
@@ -245,10 +263,12 @@ static __device__ __forceinline__ void leaf_sum(float (&acc)[RT][NT * 4], const 
             if (!LATE) wg_wait<0>();
         } else {
             wg_wait<0>();
-            for (int i = 0; i < t1 - t; i++) {
-                tile(i, f[0], i + 1 < t1 - t);
-                wg_wait<0>();
-            }
+            for (int i = 0; i < t1 - t; i++)
+#pragma unroll
+                for (int j0 = 0; j0 < 4; j0 += G) {
+                    group(i, j0, f[0], i + 1 < t1 - t);
+                    wg_wait<0>();
+                }
             if (release && k.leads) ck_mbar_arrive(release);
             release = 0;
         }
