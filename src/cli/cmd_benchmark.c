@@ -114,6 +114,28 @@ static int64_t tokens_within(const struct lane *lanes, int32_t n, int64_t from, 
     return sum;
 }
 
+/* A request's tokens per second between the first and the last token that it gets from `from` to `to`; 0: it gets fewer than two. */
+static double rate_within(const struct lane *l, int64_t from, int64_t to)
+{
+    int32_t a = 0, b = l->n_drawn - 1;
+    while (a <= b && l->t_ns[a] < from) a++;
+    while (b >= a && l->t_ns[b] > to) b--;
+    return b > a && l->t_ns[b] > l->t_ns[a] ? (double)(b - a) / ((double)(l->t_ns[b] - l->t_ns[a]) * 1e-9) : 0;
+}
+
+/* All together, each by its own clock: a step's tokens come one after the other, and the time ends with the first of a step's. To count
+ * what came until then would leave out the others of that step: one of a hundred, though all of its time is counted. */
+static double rate_of_all(const struct lane *lanes, int32_t n, int64_t from, int64_t to)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        double rate = rate_within(&lanes[i], from, to);
+        if (rate == 0) return 0;
+        sum += rate;
+    }
+    return sum;
+}
+
 /* Generation is counted while all requests generate: before, prompts are read beside it; behind, the batch is smaller. Where there
  * is no such time, from the last one's first token to the end. */
 static void round_figures(const struct bench *b, const struct lane *lanes, int32_t n, int64_t t0, struct figures *out)
@@ -126,10 +148,10 @@ static void round_figures(const struct bench *b, const struct lane *lanes, int32
         if (lane_end < end) end = lane_end;
         if (lane_end > last) last = lane_end;
     }
-    if (end <= first || end == INT64_MAX) end = last;
     out->first_s = (double)(first - t0) * 1e-9;
     out->prefill_tok_s = first > t0 ? (double)n * b->n_prompt / out->first_s : 0;
-    out->decode_tok_s = end > first ? (double)tokens_within(lanes, n, first, end) / ((double)(end - first) * 1e-9) : 0;
+    out->decode_tok_s = rate_of_all(lanes, n, first, end);
+    if (out->decode_tok_s == 0 && last > first) out->decode_tok_s = (double)tokens_within(lanes, n, first, last) / ((double)(last - first) * 1e-9);
 }
 
 static mb_status run_round(struct bench *b, mb_engine *e, int32_t n, struct figures *out, mb_error *err)
