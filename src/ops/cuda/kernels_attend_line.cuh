@@ -8,6 +8,7 @@
 #include "ops/cuda/steps.h"
 
 #define LINE_ROWS_MAX 32 /* tokens of a launch */
+#define LINE_ONCE_MAX 16384 /* tiles of a launch that give way in the second-level cache */
 
 /* Numbers of a launch's tokens: keys, the tiles that they lie in, and where those of a row begin in the line of all. Behind the last row: no tiles. */
 struct line_rows {
@@ -64,11 +65,11 @@ struct line_stretch {
     int n_tok, n_kv, x; /* x: a tile where it begins */
     unsigned blocks;
     unsigned long long low, high; /* of a middle, in half tiles times blocks */
-    __device__ __forceinline__ line_stretch(const struct line_rows &rows, int tok, int kv)
-        : r(rows), n_tok(tok), n_kv(kv), blocks(gridDim.x), low(2ull * (unsigned)rows.first[tok] * blockIdx.x), high(low + 2ull * (unsigned)rows.first[tok])
+    __device__ __forceinline__ line_stretch(const struct line_rows &rows, int tok, int kv, unsigned block)
+        : r(rows), n_tok(tok), n_kv(kv), blocks(gridDim.x), low(2ull * (unsigned)rows.first[tok] * block), high(low + 2ull * (unsigned)rows.first[tok])
     {
-        const unsigned all = (unsigned)rows.first[tok]; /* all * blockIdx.x / blocks, in 32 bits */
-        x = (int)(all / blocks * blockIdx.x + all % blocks * blockIdx.x / blocks);
+        const unsigned all = (unsigned)rows.first[tok]; /* all * block / blocks, in 32 bits */
+        x = (int)(all / blocks * block + all % blocks * block / blocks);
     }
     __device__ __forceinline__ unsigned long long middle(int start, int tiles) const { return (unsigned long long)(unsigned)(2 * start + tiles) * blocks; }
     /* A split's tiles: what the row's token sees of four. */
@@ -119,12 +120,23 @@ template <int DP, int SLOTS> struct line_feed {
         page = g.a.pages[line.r.table[at.row] + line.first(at) + item - (half ? n : 0)];
         off = (int64_t)(2 * at.kvh + half) * TILE;
     }
-    __device__ __forceinline__ void bring(const struct attend_args &g, uint32_t ring, uint32_t full, int lane) const
+    __device__ __forceinline__ const uint8_t *from(const struct attend_args &g) const { return (const uint8_t *)g.a.pool + g.a.head_off + off + (int64_t)page * 4096; }
+    /* once: it is first to leave the second-level cache, so that what every layer reads (numbers of rows, of pages, this code) stays there. */
+    __device__ __forceinline__ void bring(const struct attend_args &g, uint32_t ring, uint32_t full, bool once, int lane) const
     {
         if (!more) return;
         const uint32_t bar = full + 8u * (uint32_t)lane;
         ck_mbar_expect(bar, TILE);
-        ck_bulk_plain(ring + (uint32_t)(lane * TILE), (const uint8_t *)g.a.pool + g.a.head_off + off + (int64_t)page * 4096, TILE, bar);
+        if (once) ck_bulk(ring + (uint32_t)(lane * TILE), from(g), TILE, bar, ck_policy_first());
+        else ck_bulk_plain(ring + (uint32_t)(lane * TILE), from(g), TILE, bar);
+    }
+    /* Half tile i of a stretch to the second-level cache. */
+    __device__ __forceinline__ void fetch(const struct attend_args &g, const struct line_stretch &line, int i)
+    {
+        at = line.begin();
+        item = i;
+        look(g, line);
+        if (more) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from(g)), "r"(TILE) : "memory");
     }
     __device__ __forceinline__ void step(const struct attend_args &g, const struct line_stretch &line)
     {
@@ -140,6 +152,7 @@ template <int DP, int SLOTS> struct line_feed {
     {
         constexpr int CHUNK = 4; /* pages are looked up for so many at a time */
         static_assert(SLOTS % CHUNK == 0, "places of a chunk lie side by side");
+        const bool once = DP > 64 && line.r.first[line.n_tok] <= LINE_ONCE_MAX; /* slower for heads of 64 and for very much (docs/cuda.md) */
         int late = SLOTS - (int)window, s0 = 0; /* the place of what came `window` before; the chunk's first */
         uint32_t late_phase = 1;
         unsigned i = 0;
@@ -157,7 +170,7 @@ template <int DP, int SLOTS> struct line_feed {
                 if (++late == SLOTS) late = 0, late_phase ^= 1;
                 if (i >= SLOTS)
                     while (!progress.behind(i - SLOTS, lane)) {}
-                if (lane == s0 + k) bring(g, ring, full, lane);
+                if (lane == s0 + k) bring(g, ring, full, once, lane);
             }
             if (lane >= s0 && lane < s0 + CHUNK) step(g, line);
             __syncwarp();

@@ -14,12 +14,19 @@
 #define WARPS 8
 #define THREADS (WARPS * 32 + 128) /* a group of warps for the one that brings, which leaves its registers to the others */
 #define HEADS_MAX 8 /* query heads of a KV head */
+/* The products of q, k and v of so many tokens (kernels_batch.cu) leave some multiprocessors empty and memory idle: blocks that begin there have the
+ * first keys and values of all others brought to the second-level cache meanwhile. */
+#define TOKENS_FEW 16 /* more than these */
+#define EARLY 16      /* blocks, each for FETCH_FOR others */
+#define FETCH_FOR 8
+#define FETCH 8       /* half tiles of a block: a lane each */
 static_assert(HEADS_MAX <= WARPS, "a merge's factors: a warp a query head");
 
 struct stream_args {
     struct attend_args g;
     struct cs_rope r;
     int tok0, n_tok;
+    int early; /* so many blocks fetch for the others */
 };
 
 template <int DP> struct stream_room {
@@ -78,6 +85,14 @@ template <int DP, bool BF> struct stream_block {
     {
         struct line_feed<DP, R::slots> feed;
         feed.run(g, line, ck_smem(smem), full, area.progress, t.n_tok == 1 ? R::window / 2 : R::window, R::window, lane);
+    }
+    /* Idle warps of the group that brings. */
+    __device__ __forceinline__ void fetch(void) const
+    {
+        const int i = (warp - WARPS - 1) * (32 / FETCH) + lane / FETCH, other = t.early + (int)blockIdx.x * FETCH_FOR + i;
+        if ((int)blockIdx.x >= t.early || i >= FETCH_FOR || other >= (int)gridDim.x) return;
+        struct line_feed<DP, R::slots> feed;
+        feed.fetch(g, line_stretch(rows, t.n_tok, g.a.n_head_kv, (unsigned)other), lane % FETCH);
     }
     /* This warp needs n half tiles no longer. */
     __device__ __forceinline__ void used(int n_half)
@@ -392,13 +407,14 @@ template <int DP, bool BF> static __global__ void __launch_bounds__(THREADS, 1) 
     typename R::area &area = *(typename R::area *)(smem + R::slots * R::tile);
     if ((int)threadIdx.x < WARPS) area.progress.done[threadIdx.x] = area.progress.begun = 0;
     __syncthreads();
-    const struct line_stretch line(rows, t.n_tok, t.g.a.n_head_kv);
+    const struct line_stretch line(rows, t.n_tok, t.g.a.n_head_kv, blockIdx.x);
     struct stream_block<DP, BF> b = { t, t.g, rows, line, smem, area, ck_smem(bars), lane, warp, lane >> 2, lane & 3 };
     if (warp >= WARPS) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
 #endif
         if (warp == WARPS) b.bring();
+        else b.fetch();
         return;
     }
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -445,6 +461,7 @@ template <int DP, bool BF> static int stream_launch(const struct ck_ctx *c, stru
     for (int i = 0; i < n && e == 0; i += room) {
         t.tok0 = i;
         t.n_tok = n - i < room ? n - i : room;
+        t.early = DP > 64 && i == 0 && n > TOKENS_FEW ? EARLY : 0;
         const int64_t heads = (int64_t)t.n_tok * g->a.n_head_kv;
         int64_t blocks = stream_blocks(heads, c->n_sm);
         if (blocks > heads * g->n_split) blocks = heads * g->n_split;
@@ -457,7 +474,7 @@ extern "C" bool ck_attend_streams(const struct ck_attend *a) { return a->n_head 
 
 extern "C" int ck_attend_stream(const struct ck_ctx *c, const struct cs_rope *r, const struct ck_attend *a, cudaStream_t st)
 {
-    struct stream_args t = { ck_attend_args(a), *r, 0, 0 };
+    struct stream_args t = { ck_attend_args(a), *r, 0, 0, 0 };
     if (a->kv_format == CK_KV_BF16) return a->head_dim <= 64 ? stream_launch<64, true>(c, t, st) : stream_launch<128, true>(c, t, st);
     return a->head_dim <= 64 ? stream_launch<64, false>(c, t, st) : stream_launch<128, false>(c, t, st);
 }
