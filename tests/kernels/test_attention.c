@@ -234,13 +234,14 @@ static void ranges_ragged(struct seq *s)
 }
 
 /* Hints change nothing, whatever they are. */
-static void hints_draw(struct attn_unit *u, const struct seq *s, const uint8_t *ahead[MAX_AHEAD])
+static void hints_draw(struct attn_unit *u, const struct seq *s, struct attn_lines ahead[MAX_AHEAD])
 {
     size_t area = kv_head_bytes(s->f, s->d);
     if (kt_below(2) == 0) u->page_after = s->pages.p + (size_t)kt_below(8 * MAX_SPLITS) * area;
     u->ahead = ahead;
     u->n_ahead = kt_below(2) == 0 ? kt_below(MAX_AHEAD + 1) : 0;
-    for (int i = 0; i < u->n_ahead; i++) ahead[i] = s->pages.p + (size_t)kt_below((int)s->pages.size);
+    for (int i = 0; i < u->n_ahead; i++)
+        ahead[i] = (struct attn_lines){ s->pages.p + (size_t)kt_below((int)s->pages.size), 64 * (size_t)(1 + kt_below(2)), 1 + kt_below(200) };
 }
 
 /* Rows [r0, r1) on one level through all splits; out [r1 - r0][d]. Rows of o with and without room between them. */
@@ -256,7 +257,7 @@ static void seq_attend(const struct cpu_kernels *t, const struct seq *s, int r0,
                       scratch = kt_alloc(attn_scratch_bytes(n, d, 0));
         memset(scratch.p, 0xff, scratch.size); /* NaN */
         int32_t *lo = malloc((size_t)n * 4), *hi = malloc((size_t)n * 4);
-        const uint8_t *ahead[MAX_AHEAD];
+        struct attn_lines ahead[MAX_AHEAD];
         struct attn_unit u = { .d = d, .n_rows = n, .q = (float *)s->q.p + r0 * d, .ld_q = d, .format = s->f, .vis_lo = lo,
                                .vis_hi = hi, .softcap = s->softcap, .m = (float *)m.p, .ls = (float *)ls.p, .o = (float *)o.p,
                                .ld_o = ld_o, .scratch = scratch.p };

@@ -13,12 +13,14 @@
 #ifndef OPS_CPU_ATTENTION_UNIT_H
 #define OPS_CPU_ATTENTION_UNIT_H
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
 #include "ops/cpu/kernels.h"
 
 #define R_MAX 6
+#define AHEAD_PER 2 /* lines */
 
 /* Lines to ask for beside a product, a turn of them every so many rows of B: of up to four parts of what the next tile will read. Parts are
  * streams of memory: of one stream a core has no more lines under way than its L1 has buffers for, of several the hardware reads ahead too, in
@@ -43,9 +45,7 @@ struct mk_args {
     const float *al;    /* NULL: start from zero */
     struct ask ask;
     bool low_half;      /* columns 0 .. 31 are enough */
-    const uint8_t *const *ahead; /* lines to ask for, `per` for each k */
-    int per;
-    int64_t n_ahead;
+    struct attn_lines ahead; /* to ask for, AHEAD_PER for each k */
 };
 
 struct work {
@@ -58,8 +58,9 @@ struct work {
     int n_block;
     bool asked;                     /* the tile before has asked for this one's page */
     struct ask ask;
-    const uint8_t *const *ahead;    /* what is left of the unit's */
-    int n_ahead;
+    struct attn_lines ahead;        /* what is left of the unit's: of these, then */
+    const struct attn_lines *more;  /* [n_more] */
+    int n_more;
 };
 
 struct range {
@@ -140,8 +141,9 @@ static void work_init(struct work *w, const struct attn_unit *u)
     w->n_block = (u->n_rows + R_MAX - 1) / R_MAX;
     w->asked = u->asked;
     w->ask = (struct ask){ 0 };
-    w->ahead = u->ahead;
-    w->n_ahead = u->n_ahead;
+    w->ahead = (struct attn_lines){ 0 };
+    w->more = u->ahead;
+    w->n_more = u->n_ahead;
     memset(w->o, 0, (size_t)u->n_rows * (size_t)w->vp * 4);
     memset(w->lane, 0, rows * ATTN_LANES * 4);
     for (size_t r = 0; r < rows; r++) {
@@ -182,31 +184,33 @@ FORCED void ask_turn(const struct ask *a, const uint8_t *at)
     for (int i = 0; i < ASK_LINES; i++) __builtin_prefetch(at + a->line[i], 0, 3);
 }
 
-/* The next n lines of the unit's, or fewer: the caller asks for them. */
-FORCED int ahead_take(struct work *w, int n, const uint8_t *const **lines)
+/* The next n lines of the unit's, or fewer, none at the end: the caller asks for them. */
+FORCED struct attn_lines ahead_take(struct work *w, int n)
 {
-    if (n > w->n_ahead) n = w->n_ahead;
-    *lines = w->ahead;
-    w->ahead += n;
-    w->n_ahead -= n;
-    return n;
+    if (w->ahead.n == 0 && w->n_more > 0) {
+        w->ahead = *w->more++;
+        w->n_more--;
+    }
+    struct attn_lines out = w->ahead;
+    if (out.n > n) out.n = n;
+    w->ahead.at += (size_t)out.n * out.step;
+    w->ahead.n -= out.n;
+    return out;
 }
 
 #define AHEAD_ROW_LINES 8 /* beside the softmax of a row */
 
 FORCED void ahead_lines(struct work *w, int n)
 {
-    const uint8_t *const *lines;
-    n = ahead_take(w, n, &lines);
-    for (int i = 0; i < n; i++) __builtin_prefetch(lines[i], 0, 2);
+    struct attn_lines l;
+    for (; n > 0 && (l = ahead_take(w, n)).n > 0; n -= l.n)
+        for (int i = 0; i < l.n; i++) __builtin_prefetch(l.at + (size_t)i * l.step, 0, 2);
 }
 
 /* Lines that the micro-kernel is to ask for, over n of k, where it does. */
-FORCED void mk_ahead(struct work *w, struct mk_args *m, int per, int n)
+FORCED void mk_ahead(struct work *w, struct mk_args *m, int n)
 {
-    if (!ATTN_AHEAD) return;
-    m->per = per;
-    m->n_ahead = ahead_take(w, per * n, &m->ahead);
+    if (ATTN_AHEAD) m->ahead = ahead_take(w, AHEAD_PER * n);
 }
 
 /* Rows of block i, balanced: sizes differ by at most one. */
@@ -315,7 +319,7 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, boo
         struct mk_args m = { .a = x.a, .a2 = x.a2, .b = v + (size_t)blk * bb, .k0 = all.lo, .k1 = all.hi, .c = w->o + r0 * w->vp + 64 * blk,
                              .ld_c = w->vp, .al = scale };
         if (asks) m.ask = ask_take(w, all.hi - all.lo);
-        mk_ahead(w, &m, 2, all.hi - all.lo);
+        mk_ahead(w, &m, all.hi - all.lo);
         mk_pv(w->u->format, R, m);
         for (int r = 0; r < R; r++)
             if (each[r].hi > all.hi) row_pv(w, &x, r0, r, v, blk, all.hi, each[r].hi, NULL);
@@ -406,7 +410,7 @@ static void block_qk(struct work *w, int r0, int R, const uint8_t *k, bool asks,
     if (p->n_groups == 0) {
         if (asks) {
             m.ask = ask_take(w, u->d);
-            mk_ahead(w, &m, 1, (int)u->d);
+            mk_ahead(w, &m, (int)u->d);
         }
         mk_qk(u->format, R, m);
     }
@@ -517,7 +521,7 @@ FORCED void unit_run(const struct attn_unit *u)
     sum_q(&w);
     for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++)
         if (u->page[t] && block_sees(u, 0, u->n_rows, t)) tile_run(&w, t);
-    ahead_lines(&w, w.n_ahead);
+    ahead_lines(&w, INT_MAX);
     for (int r = 0; r < u->n_rows; r++) {
         u->m[r] = w.m[r];
         u->ls[r] = row_sum(w.lane + r * ATTN_LANES);

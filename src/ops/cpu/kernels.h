@@ -134,6 +134,13 @@ static inline struct kv_code_places kv_code_places(enum kv_format f, int64_t d)
     return p;
 }
 
+/* n lines of memory, step bytes apart. */
+struct attn_lines {
+    const uint8_t *at;
+    size_t step;
+    int n;
+};
+
 /* One unit of attention: R query rows of one KV head against one split. */
 struct attn_unit {
     int64_t d;
@@ -146,7 +153,7 @@ struct attn_unit {
                                      no row sees a key */
     const uint8_t *page_after;    /* where the next unit will begin: a hint to prefetch; NULL: not known */
     bool asked;                   /* the unit before had this one's first page for its page_after, or in `ahead` */
-    const uint8_t *const *ahead;  /* [n_ahead] lines that will be read after this unit, another such hint */
+    const struct attn_lines *ahead; /* [n_ahead] what will be read after this unit, another such hint */
     int n_ahead;
     enum kv_format format;
     const int32_t *vis_lo, *vis_hi; /* [n_rows] visible keys, relative to the split's first key, half-open, lo >= 0, hi <= 512;

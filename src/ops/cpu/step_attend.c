@@ -99,6 +99,7 @@ static struct tile get_tile(const struct compiled *c, const struct plan_step *s,
 }
 
 #define AHEAD_LINES 512
+#define AHEAD_RUNS 16
 
 /* Per-thread scratch of this step. */
 struct attn_scratch {
@@ -108,8 +109,8 @@ struct attn_scratch {
     uint8_t *chosen;         /* chosen keys of a split, as pages; NULL where a layer sees all */
     void *unit;
     bool follows;            /* the tile before was this thread's too */
-    int n_ahead;             /* lines that the next tile will read, [AHEAD_LINES] */
-    const uint8_t *ahead[AHEAD_LINES];
+    int n_ahead, lines_left; /* what the next tile will read, no more than AHEAD_LINES */
+    struct attn_lines ahead[AHEAD_RUNS];
 };
 
 static size_t lay_attn_scratch(struct attn_scratch *a, uint8_t *base, const struct plan_step *s, int64_t rows)
@@ -196,9 +197,14 @@ static void set_pages(const struct compiled *c, const struct plan_step *s, const
                                     t->split0 * ATTN_SPLIT);
 }
 
-static void ahead_add(struct attn_scratch *a, const uint8_t *p, size_t n_bytes)
+/* n lines, which may go on where the ones before them end. */
+static void ahead_add(struct attn_scratch *a, const uint8_t *p, size_t step, int n)
 {
-    for (size_t i = 0; i < n_bytes && a->n_ahead < AHEAD_LINES; i += 64) a->ahead[a->n_ahead++] = p + i;
+    struct attn_lines *last = a->n_ahead > 0 ? &a->ahead[a->n_ahead - 1] : NULL;
+    if (n > a->lines_left) n = a->lines_left;
+    a->lines_left -= n;
+    if (last && last->step == step && last->at + (size_t)last->n * step == p) last->n += n;
+    else if (a->n_ahead < AHEAD_RUNS) a->ahead[a->n_ahead++] = (struct attn_lines){ p, step, n };
 }
 
 /* Decoding, the lines that this thread's next tile will read first are asked for while this one is computed: a tile of short context is
@@ -212,12 +218,13 @@ static void next_ahead(const struct compiled *c, const struct plan_step *s, int6
     if (i_tile + 1 >= end || s->u.attend.latent || kv_is_codes((int)f)) return;
     struct tile t = get_tile(c, s, (int32_t)i_tile + 1);
     visible(s, t.row, t.row->i_first, &lo, &hi);
-    for (int32_t i = lo / KV_PAGE_TOKENS; i * KV_PAGE_TOKENS < hi && a->n_ahead < AHEAD_LINES; i++) {
+    for (int32_t i = lo / KV_PAGE_TOKENS; i * KV_PAGE_TOKENS < hi && a->lines_left > 0; i++) {
         const uint8_t *k = cpu_kv_area(c, t.row, s->u.attend.i_kind, s->u.attend.i_in_kind, t.i_head_kv, i * KV_PAGE_TOKENS);
         int32_t n = hi - i * KV_PAGE_TOKENS < KV_PAGE_TOKENS ? hi - i * KV_PAGE_TOKENS : KV_PAGE_TOKENS;
         if (!k) return;
-        for (int32_t j = 0; j < d; j++) ahead_add(a, k + (size_t)j * row, n <= 32 ? row / 2 : row);
-        for (int32_t v = 0; v < d; v += 64) ahead_add(a, k + (size_t)(d + v) * row, (size_t)n * row);
+        if (row == 128 && n <= 32) ahead_add(a, k, row, d);
+        else ahead_add(a, k, 64, d * (int)(row / 64));
+        for (int32_t v = 0; v < d; v += 64) ahead_add(a, k + (size_t)(d + v) * row, 64, n * (int)(row / 64));
     }
 }
 
@@ -428,6 +435,7 @@ void cpu_attend_tile(struct compiled *c, const struct cpu_pass *p, int64_t i_til
     threads_share(c->attn_split ? c->attn_n_units : c->attn_n_tiles, 1, i_thread, c->n_threads, &first, &end);
     a.follows = i_tile > first && i_tile < end;
     a.n_ahead = 0;
+    a.lines_left = AHEAD_LINES;
     lay_attn_scratch(&a, c->thread_scratch[i_thread], s, attn_rows_max(s));
     if (c->attn_split) {
         run_split(c, s, rope, (int32_t)i_tile, &a);

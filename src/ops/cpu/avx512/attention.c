@@ -87,15 +87,19 @@ FORCED void mk_cols(enum kv_format f, bool pv, int R, int n, const struct mk_arg
                               : _mm512_setzero_ps();
     const float *a = m->a + m->k0 * m->ks;
     const float *a2 = halves ? m->a2 + m->k0 * m->ks : a;
-    const uint8_t *b = m->b + (size_t)m->k0 * rb, *ask = m->ask.at;
+    const uint8_t *b = m->b + (size_t)m->k0 * rb, *ask = m->ask.at, *ahead = m->ahead.at;
+    const uint8_t *ahead_end = ahead + (size_t)((m->ahead.n + AHEAD_PER - 1) / AHEAD_PER * AHEAD_PER) * m->ahead.step;
     for (int64_t k = m->k0; k < m->k1; k += step, a += step * m->ks, a2 += step * m->ks, b += (size_t)step * rb) {
         __m512 v[2][4];
         if (ask < m->ask.end && !((k - m->k0) & (m->ask.every - 1))) {
             ask_turn(&m->ask, ask);
             ask += m->ask.step;
         }
-        for (int64_t i = (k - m->k0) * m->per, end = i + m->per; i < end && i < m->n_ahead; i++)
-            _mm_prefetch((const char *)m->ahead[i], _MM_HINT_T1);
+        if (ahead != ahead_end) {
+            UNROLL(4)
+            for (int i = 0; i < AHEAD_PER; i++) __builtin_prefetch(ahead + i * m->ahead.step, 0, 2);
+            ahead += AHEAD_PER * m->ahead.step;
+        }
         if (pairs) pair64_load(b, v);
         else row64_load(f, n, b, v[0]);
         mk_row(R, n, halves, a, a2, m->rs, v[0], acc);
