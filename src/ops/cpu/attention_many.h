@@ -47,8 +47,6 @@ FORCED void mk_wide(int R, int V, const struct mk_args *m);
 /* n rows of 64 values as floats. */
 static void rows_widen(enum kv_format f, int64_t n, const uint8_t *in, float *out);
 static bool all_finite(const float *x, int64_t n);
-/* y = x + 0; x may be y. */
-static void row_finish(int64_t n, const float *x, float *y);
 /* The group's scores to p, its m and lanes; al of each row, 1 where it sees nothing. */
 static void group_softmax(struct many *w, struct group *g);
 

@@ -4,7 +4,7 @@
  * Rows go in blocks of up to R_MAX that share each loaded key or value. Per tile: scores of all blocks; then the maximum,
  * al, p and the lane sums of all rows; then the outputs. Rows of a block share the keys that all of them see; ragged keys
  * before and after go row by row, so the chain of each output stays in key order and a masked key is never multiplied.
- * Scratch, rows padded to 16: q packed by block, o, scores, lanes, m, dm, al; for latents a tile of values.
+ * Scratch, rows padded to 16: o, scores, lanes, m, dm, al; for latents a tile of values.
  * Codes (section 4d): the micro-kernel runs over the codes as they are. Scores of a group of dims get its scale and offset behind the
  * chain; the weights of a key carry the scale of its values, so that each half of a block of 64 dims may have weights of its own,
  * and the offsets go into lanes. Scratch then has sums of q and these lanes in the place of values.
@@ -50,8 +50,8 @@ struct mk_args {
 
 struct work {
     const struct attn_unit *u;
-    int64_t dp, vp;                 /* widths of keys and of values rounded up to 64 */
-    float *q, *o, *s, *lane, *m, *dm, *al;
+    int64_t vp;                     /* width of values rounded up to 64 */
+    float *o, *s, *lane, *m, *dm, *al;
     uint8_t *v;                     /* latents: values of the tile */
     struct kv_code_places places;   /* codes; n_groups 0: none */
     float *q_sum, *z;               /* codes: [rows][n_groups], [rows][n_groups][16] */
@@ -84,6 +84,8 @@ static void row_scale(float *s, const float *a, const uint8_t *scales, float q_s
 static void row_offsets(const float *p, const uint8_t *scales, struct range v, float al, float *z);
 /* w[j] = p[j] * s[j] of the block, 64 of them. */
 static void row_weights(const float *p, const uint8_t *scales, float *w);
+/* y = x + 0, n values; x may be y. */
+static void row_finish(int64_t n, const float *x, float *y);
 /* 16 lanes to one sum: halves of 8, of 4, then (0 + 2) + (1 + 3). */
 FORCED float row_sum(const float *lane);
 
@@ -94,11 +96,12 @@ FORCED size_t row64_bytes(enum kv_format f)
     return f == KV_F32 ? 256 : f == KV_Q8 ? 64 : f == KV_Q4 ? 32 : 128;
 }
 
-/* QK: A is q packed [d][R]. */
-static void mk_qk(enum kv_format f, int R, struct mk_args m)
+/* QK: A is q [R][d], m.rs apart. */
+static void mk_qk(enum kv_format f, int R, const struct mk_args *args)
 {
+    struct mk_args m = *args;
     switch (R * 8 + (int)f) {
-#define CASE(r, fm) case (r) * 8 + (fm): m.ks = (r); m.rs = 1; mk_rows((fm), false, (r), &m); break;
+#define CASE(r, fm) case (r) * 8 + (fm): m.ks = 1; mk_rows((fm), false, (r), &m); break;
 #define CASES(r) CASE(r, KV_BF16) CASE(r, KV_F16) CASE(r, KV_F32) CASE(r, KV_Q8) CASE(r, KV_Q4)
         CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
     default: break;
@@ -106,8 +109,9 @@ static void mk_qk(enum kv_format f, int R, struct mk_args m)
 }
 
 /* PV: A is p [R][64]; codes: weights [R][64] of either half. */
-static void mk_pv(enum kv_format f, int R, struct mk_args m)
+static void mk_pv(enum kv_format f, int R, const struct mk_args *args)
 {
+    struct mk_args m = *args;
     switch (R * 8 + (int)f) {
 #undef CASE
 #define CASE(r, fm) case (r) * 8 + (fm): m.ks = 1; m.rs = ATTN_TILE; mk_rows((fm), true, (r), &m); break;
@@ -120,10 +124,8 @@ static void work_init(struct work *w, const struct attn_unit *u)
 {
     size_t rows = ((size_t)u->n_rows + 15) / 16 * 16;
     w->u = u;
-    w->dp = (u->d + 63) / 64 * 64;
-    w->vp = u->d_latent > 0 ? (u->d_latent + 63) / 64 * 64 : w->dp;
-    w->q = u->scratch;
-    w->o = w->q + rows * (size_t)w->dp;
+    w->vp = ((u->d_latent > 0 ? u->d_latent : u->d) + 63) / 64 * 64;
+    w->o = u->scratch;
     w->s = w->o + rows * (size_t)w->vp;
     w->lane = w->s + rows * ATTN_TILE;
     w->m = w->lane + rows * ATTN_LANES;
@@ -219,17 +221,6 @@ FORCED int block_start(const struct work *w, int i)
     return (int)((int64_t)w->u->n_rows * i / w->n_block);
 }
 
-static void pack_q(struct work *w)
-{
-    const struct attn_unit *u = w->u;
-    for (int i = 0; i < w->n_block; i++) {
-        int r0 = block_start(w, i), R = block_start(w, i + 1) - r0;
-        float *q = w->q + (int64_t)r0 * w->dp;
-        for (int r = 0; r < R; r++)
-            for (int64_t d = 0; d < u->d; d++) q[d * R + r] = u->q[(r0 + r) * u->ld_q + d];
-    }
-}
-
 /* q of each group, added up in 16 lanes. */
 static void sum_q(struct work *w)
 {
@@ -287,7 +278,7 @@ static void row_pv(struct work *w, const struct pv_rows *x, int r0, int r, const
     float one = 1.0f;
     struct mk_args m = { .a = x->a + r * ATTN_TILE, .a2 = x->a2 + r * ATTN_TILE, .b = v + (size_t)blk * bb, .k0 = lo, .k1 = hi,
                          .c = w->o + (r0 + r) * w->vp + 64 * blk, .ld_c = w->vp, .al = al ? al : &one };
-    mk_pv(w->u->format, 1, m);
+    mk_pv(w->u->format, 1, &m);
 }
 
 /* Outputs of one block of rows over one tile. */
@@ -320,7 +311,7 @@ static void block_pv(struct work *w, int r0, int R, int t, const uint8_t *v, boo
                              .ld_c = w->vp, .al = scale };
         if (asks) m.ask = ask_take(w, all.hi - all.lo);
         mk_ahead(w, &m, all.hi - all.lo);
-        mk_pv(w->u->format, R, m);
+        mk_pv(w->u->format, R, &m);
         for (int r = 0; r < R; r++)
             if (each[r].hi > all.hi) row_pv(w, &x, r0, r, v, blk, all.hi, each[r].hi, NULL);
     }
@@ -404,7 +395,7 @@ static void block_qk(struct work *w, int r0, int R, const uint8_t *k, bool asks,
 {
     const struct attn_unit *u = w->u;
     const struct kv_code_places *p = &w->places;
-    struct mk_args m = { .a = w->q + (int64_t)r0 * w->dp, .b = k, .k1 = u->d, .c = w->s + r0 * ATTN_TILE, .ld_c = ATTN_TILE,
+    struct mk_args m = { .a = u->q + r0 * u->ld_q, .rs = u->ld_q, .b = k, .k1 = u->d, .c = w->s + r0 * ATTN_TILE, .ld_c = ATTN_TILE,
                          .low_half = n <= 32 };
     float part[R_MAX * ATTN_TILE];
     if (p->n_groups == 0) {
@@ -412,14 +403,14 @@ static void block_qk(struct work *w, int r0, int R, const uint8_t *k, bool asks,
             m.ask = ask_take(w, u->d);
             mk_ahead(w, &m, (int)u->d);
         }
-        mk_qk(u->format, R, m);
+        mk_qk(u->format, R, &m);
     }
     for (int g = 0; g < p->n_groups; g++) {
         m.c = part;
         m.k0 = (int64_t)g * p->group;
         m.k1 = m.k0 + p->group;
         if (asks) m.ask = ask_take(w, p->group);
-        mk_qk(u->format, R, m);
+        mk_qk(u->format, R, &m);
         for (int r = 0; r < R; r++)
             row_scale(w->s + (r0 + r) * ATTN_TILE, part + r * ATTN_TILE, k + p->k_scales + (size_t)g * KV_SCALES_BYTES,
                       w->q_sum[(r0 + r) * p->n_groups + g], g == 0);
@@ -439,10 +430,11 @@ static void row_take_offsets(struct work *w, int r, const uint8_t *v, struct ran
 static void row_out(struct work *w, int r)
 {
     const struct attn_unit *u = w->u;
-    int64_t n = u->d_latent > 0 ? u->d_latent : u->d, step = w->places.n_groups ? w->places.group : n;
+    int64_t n = u->d_latent > 0 ? u->d_latent : u->d, step = w->places.group;
     const float *o = w->o + r * w->vp;
-    for (int64_t d = 0; d < n; d += step) {
-        float more = w->places.n_groups ? row_sum(w->z + ((int64_t)r * w->places.n_groups + d / step) * ATTN_LANES) : 0.0f;
+    if (w->places.n_groups == 0) row_finish(n, o, u->o + r * u->ld_o);
+    for (int64_t d = 0; w->places.n_groups > 0 && d < n; d += step) {
+        float more = row_sum(w->z + ((int64_t)r * w->places.n_groups + d / step) * ATTN_LANES);
         for (int64_t i = d; i < d + step; i++) u->o[r * u->ld_o + i] = o[i] + more;
     }
 }
@@ -517,7 +509,6 @@ FORCED void unit_run(const struct attn_unit *u)
 {
     struct work w;
     work_init(&w, u);
-    pack_q(&w);
     sum_q(&w);
     for (int t = 0; t < ATTN_SPLIT / ATTN_TILE; t++)
         if (u->page[t] && block_sees(u, 0, u->n_rows, t)) tile_run(&w, t);
@@ -533,20 +524,15 @@ FORCED void unit_run(const struct attn_unit *u)
 
 FORCED void index_run(const struct index_unit *u)
 {
-    float *q = u->scratch, *s = q + ((size_t)u->n_head * (size_t)u->d + 15) / 16 * 16;
+    float *s = u->scratch;
     int n_block = (u->n_head + R_MAX - 1) / R_MAX;
-    for (int i = 0; i < n_block; i++) {
-        int r0 = u->n_head * i / n_block, R = u->n_head * (i + 1) / n_block - r0;
-        for (int r = 0; r < R; r++)
-            for (int64_t d = 0; d < u->d; d++) q[r0 * u->d + d * R + r] = u->q[(r0 + r) * u->d + d];
-    }
     for (int t = 0; t * ATTN_TILE < u->n_keys; t++) {
         float *out = u->out + t * ATTN_TILE;
         for (int j = 0; j < ATTN_TILE; j++) out[j] = 0.0f;
         for (int i = 0; i < n_block; i++) {
             int r0 = u->n_head * i / n_block, R = u->n_head * (i + 1) / n_block - r0;
-            struct mk_args m = { .a = q + r0 * u->d, .b = u->page[t], .k1 = u->d, .c = s, .ld_c = ATTN_TILE };
-            mk_qk(u->format, R, m);
+            struct mk_args m = { .a = u->q + r0 * u->d, .rs = u->d, .b = u->page[t], .k1 = u->d, .c = s, .ld_c = ATTN_TILE };
+            mk_qk(u->format, R, &m);
             for (int r = 0; r < R; r++)
                 for (int j = 0; j < ATTN_TILE; j++) {
                     float x = s[r * ATTN_TILE + j];

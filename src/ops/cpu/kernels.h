@@ -178,9 +178,9 @@ struct index_unit {
     enum kv_format format;
     int n_keys;                   /* of the split, 1 .. ATTN_SPLIT; pages behind them are not read */
     float *out;                   /* [ATTN_SPLIT]; what belongs to no key means nothing */
-    void *scratch;                /* index_scratch_bytes(n_head, d), 64-byte aligned */
+    void *scratch;                /* index_scratch_bytes(), 64-byte aligned */
 };
-size_t index_scratch_bytes(int n_head, int64_t d);
+size_t index_scratch_bytes(void);
 
 /* The delta rule of one value head on n_tok tokens in order; column v of the state never meets another:
  *   chains c = 0..3 from +0: m_c = fma(s[k][v] * g, key[k], m_c), k = c, c + 4, ..; d = (x[v] - ((m0 + m1) + (m2 + m3))) * beta

@@ -32,7 +32,7 @@ size_t kv_latent_bytes(enum kv_format f, int64_t n_rows)
     return (size_t)n_rows * 64 * (f == KV_F32 ? 4 : 2);
 }
 
-/* Per row: q and o padded to 64 floats, a tile of scores, the lanes, eight scalars; for codes a sum of q and lanes for each group.
+/* Per row: o padded to 64 floats, a tile of scores, the lanes, eight scalars; for codes a sum of q and lanes for each group.
  * Rows are rounded up to whole vectors. With latents a tile of values; else, where rows are many, a tile of keys and values as
  * floats. */
 size_t attn_scratch_bytes(int n_rows, int64_t d, int64_t d_latent)
@@ -41,13 +41,13 @@ size_t attn_scratch_bytes(int n_rows, int64_t d, int64_t d_latent)
     if (d_latent == 0 && n_rows > ATTN_FEW_ROWS) values = ATTN_TILE * ((size_t)d + round_up((size_t)d, 64)) * sizeof(float);
     int group = d_latent > 0 ? 0 : kv_code_group(d);
     size_t codes = group ? (size_t)(d / group) * (1 + ATTN_LANES) : 0;
-    return rows * (2 * round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8 + codes) * sizeof(float) + values + 256;
+    return rows * (round_up((size_t)d, 64) + ATTN_TILE + ATTN_LANES + 8 + codes) * sizeof(float) + values + 256;
 }
 
-/* q packed by block, and a tile of scores of as many heads as go together. */
-size_t index_scratch_bytes(int n_head, int64_t d)
+/* A tile of scores of as many heads as go together. */
+size_t index_scratch_bytes(void)
 {
-    return round_up((size_t)n_head * (size_t)d, 16) * sizeof(float) + 8 * ATTN_TILE * sizeof(float) + 256;
+    return 8 * ATTN_TILE * sizeof(float) + 256;
 }
 
 static size_t dtype_bytes(enum dtype dt)

@@ -208,8 +208,7 @@ static void ahead_add(struct attn_scratch *a, const uint8_t *p, size_t step, int
 }
 
 /* Decoding, the lines that this thread's next tile will read first are asked for while this one is computed: a tile of short context is
- * over before its own hints have come true. Keys of 16 bits and more lie in two lines a dim and more, of which a page that is not half full
- * needs the first half. */
+ * over before its own hints have come true. Keys of 16 bits lie in two lines a dim, of which a page that is not half full needs the first. */
 static void next_ahead(const struct compiled *c, const struct plan_step *s, int64_t i_tile, int64_t end, struct attn_scratch *a)
 {
     enum kv_format f = (enum kv_format)c->plan->kinds[s->u.attend.i_kind].format;

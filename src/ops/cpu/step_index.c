@@ -31,7 +31,7 @@ static size_t lay(struct index_scratch *a, uint8_t *base, const struct plan *p, 
     a->q = (float *)(base + off);
     off += round64((size_t)(s->u.index.n_head * s->u.index.dim) * sizeof(float));
     a->unit = base + off;
-    off += round64(index_scratch_bytes(s->u.index.n_head, s->u.index.dim));
+    off += round64(index_scratch_bytes());
     a->scores = (float *)(base + off);
     return off + scores_floats(p) * sizeof(float);
 }
