@@ -53,7 +53,8 @@ struct cpu_weight {
 };
 /* Sizes of a packed weight; the same numbers admission uses. */
 size_t cpu_weight_block_bytes(enum cpu_wtype type, enum dtype dt, int g, int64_t k);
-/* Blocks that a kernel of one row likes to get at once, or a multiple: it reads so many side by side, each the first of a run of blocks. */
+/* Blocks that a kernel of one row likes to get at once, or a multiple: it reads so many side by side (AVX-512: half as many), each the first
+ * of a run of blocks. */
 #define CPU_ROW_STREAMS 4
 static inline int64_t cpu_row_run(int64_t n_blocks) { return n_blocks / CPU_ROW_STREAMS; }
 static inline int64_t cpu_weight_blocks(const struct cpu_weight *w)

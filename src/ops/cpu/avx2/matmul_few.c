@@ -87,7 +87,7 @@ FORCED void row_q4(const struct cpu_weight *w, int64_t blk0, int64_t blk1, const
 {
     const uint8_t *xr = x->data + (size_t)row * x->row_bytes;
     int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + run * CPU_ROW_STREAMS;
-    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run);
+    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run, CPU_ROW_STREAMS);
     for (int64_t i = 0; i < run; i++)
         row_q4_streams(CPU_ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, xr, y + 16 * i, two_limbs, g, dt);
     on = row_then_on(w, 1);

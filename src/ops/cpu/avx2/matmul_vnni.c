@@ -98,7 +98,7 @@ FORCED VNNI void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt,
 {
     const uint8_t *xr = x->data + (size_t)row * x->row_bytes;
     int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + run * CPU_ROW_STREAMS;
-    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run);
+    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run, CPU_ROW_STREAMS);
     for (int64_t i = 0; i < run; i++)
         row_streams(type, two, g, dt, CPU_ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, xr, y + 16 * i);
     on = row_then_on(w, 1);

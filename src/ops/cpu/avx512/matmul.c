@@ -23,6 +23,9 @@ FORCED __m512i limbs_join(__m512i hi, __m512i lo)
 
 /* --- one row --- */
 
+/* Runs: with four groups of 64 came 5 to 10 % slower from memory, others as fast or a little slower (docs/cpu-matmul.md). */
+#define ROW_STREAMS 2
+
 /* B blocks side by side, `run` blocks apart. */
 FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int B, const struct cpu_weight *w, int64_t blk, int64_t run,
                         const struct row_then *then, const struct cpu_act *x, int64_t row, float *y)
@@ -30,12 +33,12 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
     size_t cb = code_bytes(type, g), gb = cb + scales_bytes(dt), xb = (size_t)g * (two ? 2 : 1), step = (size_t)run * w->block_bytes;
     const uint8_t *p = w->data + (size_t)blk * w->block_bytes, *xp = act_row(x, row);
     const float *pair = (const float *)(xp + act_pairs_off(x));
-    __m512 acc[CPU_ROW_STREAMS];
-    UNROLL(4)
+    __m512 acc[ROW_STREAMS];
+    UNROLL(2)
     for (int b = 0; b < B; b++) acc[b] = _mm512_setzero_ps();
     for (size_t at = 0; at < w->block_bytes; at += gb, p += gb, xp += xb, pair += 2) {
         struct row_hints hint = row_hints_at(p, at, w->block_bytes, step, then);
-        UNROLL(4)
+        UNROLL(2)
         for (int b = 0; b < B; b++, hint.near += hint.near_step, hint.far += hint.far_step) {
             const uint8_t *q = p + (size_t)b * step;
             __m512i h0 = _mm512_setzero_si512(), h1 = h0, l0 = h0, l1 = h0;
@@ -62,21 +65,19 @@ FORCED void row_streams(enum cpu_wtype type, bool two, int g, enum dtype dt, int
             acc[b] = group_add(acc[b], s, c, pair, isum);
         }
     }
-    UNROLL(4)
+    UNROLL(2)
     for (int b = 0; b < B; b++) store16(y + 16 * (b * run), w->n - 16 * (blk + b * run), acc[b]);
 }
 
 FORCED void row_blocks(enum cpu_wtype type, bool two, int g, enum dtype dt, const struct cpu_weight *w, int64_t blk0,
                        int64_t blk1, const struct cpu_act *x, int64_t row, float *y)
 {
-    int64_t run = cpu_row_run(blk1 - blk0), blk = blk0 + run * CPU_ROW_STREAMS;
-    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run);
+    int64_t run = (blk1 - blk0) / ROW_STREAMS, blk = blk0 + run * ROW_STREAMS;
+    struct row_then on = row_then_on(w, run), then = row_then_next(w, x, blk0, run, ROW_STREAMS);
     for (int64_t i = 0; i < run; i++)
-        row_streams(type, two, g, dt, CPU_ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, row, y + 16 * i);
-    y += 16 * (blk - blk0);
+        row_streams(type, two, g, dt, ROW_STREAMS, w, blk0 + i, run, i < run - 1 ? &on : &then, x, row, y + 16 * i);
     on = row_then_on(w, 1);
-    for (; blk + 2 <= blk1; blk += 2, y += 32) row_streams(type, two, g, dt, 2, w, blk, 1, &on, x, row, y);
-    if (blk < blk1) row_streams(type, two, g, dt, 1, w, blk, 1, &on, x, row, y);
+    if (blk < blk1) row_streams(type, two, g, dt, 1, w, blk, 1, &on, x, row, y + 16 * (blk - blk0));
 }
 
 /* The common group sizes and scale types become constants of their own loops. */
