@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/token_rate.h"
 #include "cli/bench_isolated.h"
 #include "cli/fit.h"
 
@@ -30,7 +31,7 @@ struct cell {
 };
 struct figures {
     double first_s, prefill_tok_s; /* first_s: until all requests have their first token */
-    double decode_tok_s;           /* of all together, from then on until the first of them ends */
+    double decode_tok_s;           /* of all together (token_rate.h) */
 };
 struct bench {
     const struct flags *f;
@@ -105,60 +106,12 @@ static mb_status start_lane(struct bench *b, mb_engine *e, struct lane *l, mb_er
     return st;
 }
 
-/* Tokens that came after `from`, up to `to`. */
-static int64_t tokens_within(const struct lane *lanes, int32_t n, int64_t from, int64_t to)
-{
-    int64_t sum = 0;
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t j = 0; j < lanes[i].n_drawn; j++) sum += lanes[i].t_ns[j] > from && lanes[i].t_ns[j] <= to;
-    return sum;
-}
-
-/* A request's tokens per second between the first and the last token that it gets from `from` to `to`; 0: it gets fewer than two. */
-static double rate_within(const struct lane *l, int64_t from, int64_t to)
-{
-    int32_t a = 0, b = l->n_drawn - 1;
-    while (a <= b && l->t_ns[a] < from) a++;
-    while (b >= a && l->t_ns[b] > to) b--;
-    return b > a && l->t_ns[b] > l->t_ns[a] ? (double)(b - a) / ((double)(l->t_ns[b] - l->t_ns[a]) * 1e-9) : 0;
-}
-
-/* All together, each by its own clock: a step's tokens come one after the other, and the time ends with the first of a step's. To count
- * what came until then would leave out the others of that step: one of a hundred, though all of its time is counted. */
-static double rate_of_all(const struct lane *lanes, int32_t n, int64_t from, int64_t to)
-{
-    double sum = 0;
-    for (int32_t i = 0; i < n; i++) {
-        double rate = rate_within(&lanes[i], from, to);
-        if (rate == 0) return 0;
-        sum += rate;
-    }
-    return sum;
-}
-
-/* Generation is counted while all requests generate: before, prompts are read beside it; behind, the batch is smaller. Where there
- * is no such time, from the last one's first token to the end. */
-static void round_figures(const struct bench *b, const struct lane *lanes, int32_t n, int64_t t0, struct figures *out)
-{
-    int64_t first = t0, end = INT64_MAX, last = t0;
-    for (int32_t i = 0; i < n; i++) {
-        if (lanes[i].n_drawn == 0) continue;
-        int64_t lane_end = lanes[i].t_ns[lanes[i].n_drawn - 1];
-        if (lanes[i].t_ns[0] > first) first = lanes[i].t_ns[0];
-        if (lane_end < end) end = lane_end;
-        if (lane_end > last) last = lane_end;
-    }
-    out->first_s = (double)(first - t0) * 1e-9;
-    out->prefill_tok_s = first > t0 ? (double)n * b->n_prompt / out->first_s : 0;
-    out->decode_tok_s = rate_of_all(lanes, n, first, end);
-    if (out->decode_tok_s == 0 && last > first) out->decode_tok_s = (double)tokens_within(lanes, n, first, last) / ((double)(last - first) * 1e-9);
-}
-
 static mb_status run_round(struct bench *b, mb_engine *e, int32_t n, struct figures *out, mb_error *err)
 {
     struct lane *lanes = mb_calloc((size_t)n, sizeof *lanes);
     int64_t *times = mb_calloc((size_t)n * (size_t)b->n_tokens, sizeof *times);
-    mb_status st = lanes && times ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
+    struct token_times *came = mb_calloc((size_t)n, sizeof *came);
+    mb_status st = lanes && times && came ? MB_OK : mb_fail(err, MB_NO_MEMORY, "out of memory");
     int64_t t0 = clock_now_ns();
     for (int32_t i = 0; i < n && st == MB_OK; i++) {
         lanes[i].t_ns = times + (size_t)i * (size_t)b->n_tokens;
@@ -166,11 +119,19 @@ static mb_status run_round(struct bench *b, mb_engine *e, int32_t n, struct figu
         st = start_lane(b, e, &lanes[i], err);
     }
     if (st == MB_OK) st = drain(lanes, n, err);
-    if (st == MB_OK) round_figures(b, lanes, n, t0, out);
+    for (int32_t i = 0; i < n && st == MB_OK; i++) came[i] = (struct token_times){ lanes[i].t_ns, lanes[i].n_drawn };
+    if (st == MB_OK) {
+        struct token_rates rates;
+        token_rates_of(came, n, t0, &rates);
+        out->first_s = rates.first_s;
+        out->prefill_tok_s = rates.first_s > 0 ? (double)n * b->n_prompt / rates.first_s : 0;
+        out->decode_tok_s = rates.decode_tok_s;
+    }
     for (int32_t i = 0; lanes && i < n; i++)
         if (lanes[i].stream) gen_close(lanes[i].stream);
     mb_free(lanes);
     mb_free(times);
+    mb_free(came);
     return st;
 }
 

@@ -69,7 +69,7 @@ static bool same(const struct cuda_draw_out *got, const struct draw *want)
            memcmp(&got->argmax_logprob, &want->argmax_logprob, sizeof(float)) == 0;
 }
 
-/* p of the i-th position: its own noise, every other row without log-probabilities, every third with the temperature of p. */
+/* p of the i-th position: its own noise, every fourth without log-probabilities, every third greedy. */
 static struct sample_params params_of(const struct sample_params *p, int32_t i)
 {
     struct sample_params own = *p;

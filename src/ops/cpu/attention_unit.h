@@ -20,7 +20,7 @@
 #include "ops/cpu/kernels.h"
 
 #define R_MAX 6
-#define AHEAD_PER 2 /* lines */
+#define AHEAD_PER 2 /* lines that are asked for beside each k of a product */
 
 /* Lines to ask for beside a product, a turn of them every so many rows of B: of up to four parts of what the next tile will read. Parts are
  * streams of memory: of one stream a core has no more lines under way than its L1 has buffers for, of several the hardware reads ahead too, in

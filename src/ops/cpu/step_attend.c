@@ -202,6 +202,7 @@ static void ahead_add(struct attn_scratch *a, const uint8_t *p, size_t step, int
 {
     struct attn_lines *last = a->n_ahead > 0 ? &a->ahead[a->n_ahead - 1] : NULL;
     if (n > a->lines_left) n = a->lines_left;
+    if (n == 0) return;
     a->lines_left -= n;
     if (last && last->step == step && last->at + (size_t)last->n * step == p) last->n += n;
     else if (a->n_ahead < AHEAD_RUNS) a->ahead[a->n_ahead++] = (struct attn_lines){ p, step, n };

@@ -8,7 +8,7 @@
 #include "ops/cuda/steps.h"
 
 #define LINE_ROWS_MAX 32 /* tokens of a launch */
-#define LINE_ONCE_MAX 16384 /* tiles of a launch that give way in the second-level cache */
+#define LINE_ONCE_MAX 16384 /* of a launch of more tiles than these none gives way in the second-level cache */
 
 /* Numbers of a launch's tokens: keys, the tiles that they lie in, and where those of a row begin in the line of all. Behind the last row: no tiles. */
 struct line_rows {

@@ -14,9 +14,8 @@
 #define WARPS 8
 #define THREADS (WARPS * 32 + 128) /* a group of warps for the one that brings, which leaves its registers to the others */
 #define HEADS_MAX 8 /* query heads of a KV head */
-/* The products of q, k and v of so many tokens (kernels_batch.cu) leave some multiprocessors empty and memory idle: blocks that begin there have the
+/* The products of q, k and v of more than CK_BATCH_TOKENS_FEW leave some multiprocessors empty and memory idle: blocks that begin there have the
  * first keys and values of all others brought to the second-level cache meanwhile. */
-#define TOKENS_FEW 16 /* more than these */
 #define EARLY 16      /* blocks, each for FETCH_FOR others */
 #define FETCH_FOR 8
 #define FETCH 8       /* half tiles of a block: a lane each */
@@ -461,7 +460,7 @@ template <int DP, bool BF> static int stream_launch(const struct ck_ctx *c, stru
     for (int i = 0; i < n && e == 0; i += room) {
         t.tok0 = i;
         t.n_tok = n - i < room ? n - i : room;
-        t.early = DP > 64 && i == 0 && n > TOKENS_FEW ? EARLY : 0;
+        t.early = DP > 64 && i == 0 && n > CK_BATCH_TOKENS_FEW ? EARLY : 0;
         const int64_t heads = (int64_t)t.n_tok * g->a.n_head_kv;
         int64_t blocks = stream_blocks(heads, c->n_sm);
         if (blocks > heads * g->n_split) blocks = heads * g->n_split;

@@ -240,7 +240,7 @@ template <int FMT, int NS, int NT, bool GLU, int SPLIT> static int launch(const 
     a.groups = batch_groups(a.per, batch_own(SPLIT));
     a.depth = (ROOM - 128) / (a.per * B::stage + B::x_bytes + 16);
     a.depth = a.depth < DEPTH_MAX ? a.depth : DEPTH_MAX;
-    a.begun = SPLIT > 1 && BEGUN < a.depth ? BEGUN : a.depth;
+    a.begun = SPLIT > 1 ? BEGUN : a.depth;
     a.n_unit = (a.n_tile + a.per - 1) / a.per;
     const int bytes = (a.per * a.depth * B::stage + 127) / 128 * 128 + a.depth * B::x_bytes;
     if (a.depth < 2 || a.per > TILES_8 || (SPLIT > 1 && (a.per * NT + SPLIT - 1) / SPLIT * CK_LEAVES * 512 > bytes)) return (int)cudaErrorInvalidValue;
@@ -276,11 +276,10 @@ template <int FMT, int NS> static int launch_batch(const struct ck_ctx *c, struc
 }
 
 /* Fewer tokens, or fewer tiles than a card's warps are sooner done with, are for kernels_linear.cu. */
-#define TOKENS_FEW 16
 #define TILES_FEW 6000
 extern "C" bool ck_batch_takes(const struct ck_ctx *c, int m, const struct ck_weight *w, int64_t n_row)
 {
-    return c->wgmma && m > TOKENS_FEW && m <= CK_X_ROWS_MAX && w->format == CK_Q4 && w->n_scale == 1 && (n_row / 16) * ((w->k + 63) / 64) >= TILES_FEW;
+    return c->wgmma && m > CK_BATCH_TOKENS_FEW && m <= CK_X_ROWS_MAX && w->format == CK_Q4 && w->n_scale == 1 && (n_row / 16) * ((w->k + 63) / 64) >= TILES_FEW;
 }
 
 extern "C" int ck_batch(const struct ck_ctx *c, const struct ck_x *x, int m, const struct ck_part *parts, int n_parts, cudaStream_t st)

@@ -30,6 +30,8 @@ struct attend_args {
     float *part;           /* [unit][KV head and row tile][split]: o [part_rows][d_pad] behind m [16], l [16] */
     unsigned *count;       /* [unit][KV head and row tile], zero between launches */
 };
+/* Products of more tokens than these, up to CK_X_ROWS_MAX, have a form of their own where there are enough of them (kernels_batch.cu). */
+#define CK_BATCH_TOKENS_FEW 16
 /* Has the tensor-core form these pages? bf16 pages are for families with heads of 64 or 128. */
 static inline int ck_attend_on_tensor_cores(int kv_format, int d_pad)
 {
